@@ -43,6 +43,12 @@ BUSY_TIMEOUT: Final = 30.0
 #: How long a transaction on a server may take, in seconds, by default.
 TIMEOUT: Final = 30.0
 
+#: How long a server may take to end all sessions, in seconds.
+_CLOSING: Final = 5.0
+
+#: The least that a server is given to answer, in seconds.
+_LEAST: Final = 1.0
+
 NOT_OURS: Final = "another daemon has taken over the catalog"
 NOT_OURS_HINT: Final = "This one ends: what it has not committed is the other's to receive."
 
@@ -88,6 +94,14 @@ class Database:
         self._epoch: int | None = None
         self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
+        self._deadline: float | None = None
+
+    def end_within(self, seconds: float) -> None:
+        """Give a server that does not answer up sooner from now on: after `seconds` each call has one second.
+
+        The daemon's end calls several times, and would wait each time anew.
+        """
+        self._deadline = asyncio.get_running_loop().time() + seconds
 
     @property
     def url(self) -> str:
@@ -101,8 +115,8 @@ class Database:
 
     @uncancelled
     async def close(self) -> None:
-        """Close every connection."""
-        await self._engine.dispose()
+        """Close every connection.  A server that does not answer is waited for a moment: it has nothing left to do."""
+        await _dispose(self._engine)
 
     @asynccontextmanager
     async def _answering(self) -> AsyncIterator[None]:
@@ -111,7 +125,11 @@ class Database:
         SQLite is exempt: its waits have a bound of their own (BUSY_TIMEOUT), and its statements run in threads, where a
         cancelled one would leave its transaction open (pubsub.concurrency).
         """
-        async with _limited(self._engine, self.timeout):
+        seconds = self.timeout
+        if self._deadline is not None:
+            left = max(self._deadline - asyncio.get_running_loop().time(), _LEAST)
+            seconds = min(seconds or left, left)
+        async with _limited(self._engine, seconds):
             yield
 
     @asynccontextmanager
@@ -160,10 +178,10 @@ async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool 
         else:
             await trying
     except failures(engine) as error:
-        await uncancelled(engine.dispose)()
+        await uncancelled(_dispose)(engine)
         raise typed(error) from error
     except BaseException:
-        await uncancelled(engine.dispose)()
+        await uncancelled(_dispose)(engine)
         raise
     return engine
 
@@ -347,6 +365,19 @@ def failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
     return (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
+async def _dispose(engine: AsyncEngine) -> None:
+    """Close every connection; break those that a server has not ended in time."""
+    if engine.dialect.name == "postgresql":
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _CLOSING
+
+        def closing(connection: Any, _record: object) -> None:
+            loop.call_at(deadline, connection.driver_connection.terminate)
+
+        event.listen(engine.sync_engine, "close", closing)
+    await engine.dispose()
+
+
 @asynccontextmanager
 async def _limited(engine: AsyncEngine, seconds: float) -> AsyncIterator[None]:
     try:
@@ -354,7 +385,7 @@ async def _limited(engine: AsyncEngine, seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise PubsubError(
-            f"could not access the catalog: its server did not answer within {seconds:g} seconds",
+            f"could not access the catalog: its server did not answer within {seconds:.3g} seconds",
             sqlstate="08006",
             hint='Look whether the catalog\'s server and the network work; parameter "catalog_timeout" says how long is waited.',
         ) from error

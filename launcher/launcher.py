@@ -36,6 +36,8 @@ from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings
 
 _STATISTICS_INTERVAL = 1.0
+#: How long cancelled workers may take before Spark, for which they may wait, is asked whether it lives, in seconds.
+_CANCELLED: Final = 2.0
 #: How often the pauses of commands are looked at, in seconds.
 _PAUSE_LOOK: Final = 1.0
 #: A publisher is polled every two seconds, and its stream brings messages: after so long without any it counts as away.
@@ -60,7 +62,10 @@ class Launcher:
         self._settings = settings
         self._catalog = catalog
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        # The runners that are ending, by oid.
+        self._ends: dict[int, asyncio.Task[None]] = {}
         self._handovers: dict[int, Handover] = {}
+        self._engine = engine
         self._monitors = Monitors(node_id, catalog)
         self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, writers)
         self._pin_requests = PinRequests(catalog, engine)
@@ -119,7 +124,7 @@ class Launcher:
             verifying.cancel()
             await self._point_requests.close()
             await self._repair_requests.close()
-            await self._end(list(self._tasks))
+            await self._end_all()
             await self._pin_requests.close()
             statistics.cancel()
             await self._monitors.close()
@@ -140,23 +145,27 @@ class Launcher:
         self._wake.set()
 
     async def _reconcile(self) -> None:
-        """Start and end runners until they match the catalog."""
+        """Start runners, and begin to end them, as the catalog says.  Those that take long to end hold up nobody else."""
         subscriptions = await self._catalog.subscriptions()
         self._monitors.watch(subscriptions)
         wanted = {s.oid: s for s in subscriptions if s.enabled and s.paused is None}
         self._paused = {s.oid: s.name for s in subscriptions if s.paused is not None}
         self._rest_until = {oid: until for oid, until in self._rest_until.items() if oid in wanted}
-        stale = [
-            oid
-            for oid, runner in self.runners.items()
-            if oid not in wanted or wanted[oid].generation != runner.subscription.generation
-        ]
-        await self._end(stale)
-        for oid in [oid for oid, task in self._tasks.items() if task.done()]:
+        for oid, runner in self.runners.items():
+            if oid not in wanted or wanted[oid].generation != runner.subscription.generation:
+                self._begin_to_end(oid)
+        ended = [oid for oid, task in self._tasks.items() if task.done()]
+        asked = self._ends.keys() & ended
+        for oid in ended:
             await self._forget(oid)
         for oid, subscription in wanted.items():
-            if oid in self.runners:
-                self.runners[oid].tables_changed()
+            if oid in asked:
+                # Who waits for its end is answered first; it starts again in the next pass.
+                self._rest_until.setdefault(oid, time.monotonic())
+                self.wake()
+            elif oid in self.runners:
+                if oid not in self._ends:
+                    self.runners[oid].tables_changed()
             elif self._rest_until.get(oid, -1e9) <= time.monotonic():
                 self._rest_until.pop(oid, None)
                 self._start(subscription)
@@ -188,32 +197,52 @@ class Launcher:
         self._tasks[subscription.oid].add_done_callback(lambda _: self.wake())
         log.info("subscription has started", subscription=subscription.name)
 
-    async def _end(self, oids: list[int]) -> None:
-        """Drain these runners concurrently; after drain_timeout cancel them, so that the rest is redone later."""
-        tasks = {oid: self._tasks[oid] for oid in oids if oid in self._tasks}
-        if not tasks:
-            return
-        for oid in tasks:
-            self.runners[oid].drain()
-        _, late = await asyncio.wait(tasks.values(), timeout=self._settings.drain_timeout)
-        for task in late:
-            task.cancel()
+    def _begin_to_end(self, oid: int) -> None:
+        if oid not in self._ends:
+            self._ends[oid] = asyncio.create_task(self._end(oid), name=f"end of subscription {oid}")
+
+    async def _end(self, oid: int) -> None:
+        """Drain a runner; after drain_timeout cancel it, so that the rest is redone later.  `_forget` comes after it."""
+        task, runner = self._tasks[oid], self.runners[oid]
+        runner.drain()
+        _, late = await asyncio.wait({task}, timeout=self._settings.drain_timeout)
         if late:
-            log.warning("workers did not drain in time: what they had not committed will be received again")
-            await asyncio.wait(late)
-        for oid in tasks:
+            task.cancel()
+            log.warning(
+                "workers did not drain in time: what they had not committed will be received again",
+                subscription=runner.subscription.name,
+            )
+            await self._have_ended(late)
+
+    async def _end_all(self) -> None:
+        for oid in self._tasks:
+            self._begin_to_end(oid)
+        await asyncio.gather(*self._ends.values())
+        for oid in list(self._tasks):
             await self._forget(oid)
 
     async def _cancel(self) -> None:
         """Cancel every worker at once: none may commit any more."""
         for task in self._tasks.values():
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
+        await self._have_ended(set(self._tasks.values()))
+        await asyncio.gather(*self._ends.values())
         await self._monitors.close()
+
+    async def _have_ended(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait until cancelled workers have ended.
+
+        They wait for their commits, which may still happen (pubsub/delta/spark/engine.py); so a JVM that hangs is killed, and
+        these then fail.  What a file system never answers has no such end.
+        """
+        while tasks:
+            _, tasks = await asyncio.wait(tasks, timeout=_CANCELLED)
+            if tasks:
+                await self._engine.kill_if_hung()
 
     async def _forget(self, oid: int) -> None:
         task = self._tasks.pop(oid)
+        self._ends.pop(oid, None)
         runner = self.runners.pop(oid)
         self._counted.pop(oid, None)
         error = None if task.cancelled() else task.exception()
@@ -232,15 +261,15 @@ class Launcher:
             self._rest_until[oid] = time.monotonic() + self._settings.wal_retrieve_retry_interval
 
     async def _answer_requests(self) -> None:
-        """Answer the commands that wait until workers have ended; `_reconcile` has just ended them."""
+        """Answer the commands that wait until workers have ended; `_reconcile` has begun to end them."""
         requests = await self._catalog.pending_requests()
         if not requests:
             return
         ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.paused is not None}
         for request in requests:
-            if request.subid in self.runners and request.subid in ending:
-                # The runner started from an older state of the catalog.  The change counter has moved since, so the
-                # next pass ends the runner.
+            if request.subid in self._ends or (request.subid in self.runners and request.subid in ending):
+                # A later pass finds it ended; one that started from an older state of the catalog ends with the next pass, since
+                # the change counter has moved.
                 continue
             if self._pin_requests.takes(request) or self._repair_requests.takes(request):
                 continue

@@ -339,6 +339,13 @@ class VerifySettings(_Table):
 _FAST_LISTING: Final = "delta.enablefasts3alistfrom"
 
 
+#: What helps on such a cluster.
+OWN_PASSWORDS: Final = (
+    "Or give the executors the password: in ~/.pgpass there, or in a file there that passfile in the CONNECTION, or "
+    "spark.executorEnv.PGPASSFILE in [spark.conf], names."
+)
+
+
 class SparkSettings(_Table):
     """The table [spark]: which Spark to use.  `conf` is passed on unchanged and overrides this program's settings.
 
@@ -358,6 +365,11 @@ class SparkSettings(_Table):
         return self.master.startswith("local")
 
     @property
+    def is_private(self) -> bool:
+        """Whether nobody else can read what this Spark's programs say to each other."""
+        return self.unprotected is None
+
+    @property
     def unprotected(self) -> tuple[str, str, str] | None:
         """Return a warning (message, detail, hint) if others may speak to this Spark, or read what its programs say to each other.
 
@@ -371,8 +383,8 @@ class SparkSettings(_Table):
             return None
         return (
             f'Spark on "{self.master}" is open to its network: {" and ".join(missing)} not set',
-            "The tasks of a copy carry the publisher's connection string, and whoever reaches the driver can run code in it.",
-            "Set them in [spark.conf], with the secret of the cluster; or keep passwords in ~/.pgpass on the executors.",
+            "Whoever reaches the driver can run code in it.  Executors are not sent the passwords of a CONNECTION.",
+            f"Set them in [spark.conf], with the secret of the cluster.  {OWN_PASSWORDS}",
         )
 
     @property

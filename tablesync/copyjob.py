@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -39,7 +39,9 @@ from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.read_table import ReadTable, hold_as_described, lock_sql
 from pubsub.publisher.snapshots import BEGIN
 from pubsub.sql.identifiers import quote_identifier, quote_literal
+from tablesync import task_secrets
 from tablesync.choose_copier import Range, ranges, takes_job
+from tablesync.task_secrets import TaskSecrets
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -56,7 +58,8 @@ _PATIENCE: Final = "5s"
 class CopySource:
     """What to read; the table's columns are in the target's order.
 
-    `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out.
+    `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out, and a job's
+    closure holds it in part only (_InTasks).
     """
 
     conninfo: str
@@ -73,6 +76,20 @@ class CopySource:
 
     def __repr__(self) -> str:
         return f"CopySource({self.table})"
+
+
+@dataclass(frozen=True, slots=True)
+class _InTasks:
+    """What a closure holds of a source: neither its connection string nor the keys of stores, which come with each task."""
+
+    source: CopySource
+    secrets: TaskSecrets
+
+    def opened(self) -> CopySource:
+        """Return the source, in a task, which reaches the stores then."""
+        known = self.secrets.read()
+        object_stores.configure(known["stores"])
+        return replace(self.source, conninfo=known["conninfo"])
 
 
 def parallelism(session: SparkSession) -> int:
@@ -140,15 +157,30 @@ def copy(
     for a row that breaks a constraint of the Delta table.
     """
     context = session.sparkContext
-    parts = ranges(plan.edges)
     log = arrow_writer.log_of(table.path, transactions)
-    if log is not None:
-        table, definition = for_copy(log, table)
-        _copy_directly(context, source, log, table, record, done, plan, definition)
-        return
+    secrets = {"conninfo": source.conninfo, "stores": object_stores.configured()}
+    with task_secrets.sent(context, secrets) as given:
+        held = _InTasks(replace(source, conninfo=""), given)
+        if log is None:
+            _copy_by_statement(session, held, table, record, done, ranges(plan.edges))
+        else:
+            table, definition = for_copy(log, table)
+            _copy_directly(context, held, log, table, record, done, plan, definition)
+
+
+def _copy_by_statement(
+    session: SparkSession,
+    held: _InTasks,
+    table: TargetTable,
+    record: Commit,
+    done: Accumulator[int],
+    parts: list[Range],
+) -> None:
+    """Let Spark write what tasks read, and commit it."""
+    source = held.source
     schema = pa.schema([table.schema.field(name) for name in source.table.columns])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
-    read = _reader(source, parts, schema, done)
+    read = _reader(held, parts, schema, done)
     frame = session.range(0, len(parts), 1, len(parts)).mapInArrow(read, ddl)
     made = filled_columns(table.path)
     other_columns = not fits(table)
@@ -203,7 +235,7 @@ def copy_here(
 
 def _copy_directly(
     context: SparkContext,
-    source: CopySource,
+    held: _InTasks,
     log: TableLog,
     table: TargetTable,
     record: Commit,
@@ -225,10 +257,9 @@ def _copy_directly(
         data_files.remove_copy(table.path, earlier, but=_paths(finished))
     landing = Landing()
     landed = context.accumulator([], landing)
-    stores = object_stores.configured()
 
     def write(index: int) -> None:
-        object_stores.configure(stores)
+        source = held.opened()
 
         def counted(part: pa.Table) -> pa.Table:
             done.add(part.num_rows)
@@ -314,11 +345,12 @@ def _paths(finished: Mapping[int, Sequence[Action]]) -> set[str]:
 
 
 def _reader(
-    source: CopySource, parts: list[Range], schema: pa.Schema, done: Accumulator[int]
+    held: _InTasks, parts: list[Range], schema: pa.Schema, done: Accumulator[int]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that runs in the executors' Python workers."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        source = held.opened()
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 for rows in read_range(source, parts[index], schema):

@@ -39,10 +39,11 @@ from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import replication, slots, snapshots
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.conninfo import without_secrets
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.settings import Settings
-from tablesync import choose_copier, copyjob
+from tablesync import choose_copier, copyjob, executor_check
 from tablesync.catch_up import CatchUp
 from tablesync.claim_target import claim_target, made_definition
 from tablesync.progress import follow_progress
@@ -133,8 +134,10 @@ class SyncWorker:
         if there is None:
             return
         if relation.state is RelState.INIT or not there:
+            await self._try_executors()
             await self._copy()
         elif relation.state is RelState.DATASYNC:
+            await self._try_executors()
             await self._resume_copy()
         try:
             if await self._catch_up.run():
@@ -216,6 +219,23 @@ class SyncWorker:
         return delta.application_id(self._node_id, self._subscription.oid, self.relation.relid, generation)
 
     # d
+
+    async def _try_executors(self) -> None:
+        """Raise ConnectionFailure, before a slot is made, if the copy takes executors that cannot connect to the publisher."""
+        if self._settings.spark.is_local:
+            return
+        async with await self._table.connect(replication=False) as connection:
+            definition, _ = await self._look(connection)
+        if choose_copier.takes_job(definition.bytes):
+            await self._start_spark()
+            conninfo = self._conninfo_for_tasks()
+            withheld = conninfo != self._subscription.conninfo
+            await self._engine.run(executor_check.require_connections, conninfo, self._slot, withheld=withheld)
+
+    def _conninfo_for_tasks(self) -> str:
+        """Return the connection string; without its passwords if others may read what Spark's programs say to each other."""
+        conninfo = self._subscription.conninfo
+        return conninfo if self._settings.spark.is_private else without_secrets(conninfo)
 
     async def _copy(self) -> None:
         """Copy from the beginning: create a new slot, and copy all chunks under its snapshot."""
@@ -348,6 +368,8 @@ class SyncWorker:
         async with await self._table.connect(replication=False) as connection:
             with self.figures.waits_for("a lock on the publisher"):
                 await connection.execute(copyjob.wait_sql(source))
+        if not self._settings.spark.is_private:
+            source = replace(source, conninfo=self._conninfo_for_tasks())
         try:
             async with follow_progress(
                 self._catalog, self._subscription, self.relation, rows, self._slot, self._engine

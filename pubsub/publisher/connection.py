@@ -38,6 +38,8 @@ from pubsub.publisher.session_settings import session_settings_sql
 from pubsub.sql.identifiers import quote_literal
 
 _CANCEL_TIMEOUT: Final = 5.0  # seconds for a cancel request to get through
+#: How long a host may take to let a client in where connect_timeout is not set, in seconds.  libpq would wait for ever.
+_PATIENCE: Final = 60.0
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 Row = tuple[str | None, ...]
@@ -78,8 +80,9 @@ class Connection:
         With `replication` the server side is a logical walsender of the database, which accepts replication commands,
         and SQL in the simple protocol.  `application_name` is used where the connection string names none.
 
-        libpq's connect_timeout (seconds, for each host) applies.  Raises ConnectionFailure; PubsubError (42601) for an
-        invalid connection string; PublisherError if the session's parameters could not be set.
+        libpq's connect_timeout (seconds, for each host; 0: for ever) applies, and is a minute if it is not set.  Raises
+        ConnectionFailure; PubsubError (42601) for an invalid connection string; PublisherError if the session's
+        parameters could not be set.
         """
         parameters = parse_conninfo(conninfo)
         parameters.pop("replication", None)
@@ -89,11 +92,13 @@ class Connection:
         parameters.setdefault("fallback_application_name", application_name)
         pgconn = await open_session(parameters)
         connection = cls(pgconn, replication=replication)
+        connection.answer_timeout = _PATIENCE
         try:
             await connection.execute(session_settings_sql(connection.server_version))
         except BaseException:
             await connection.close()
             raise
+        connection.answer_timeout = None
         return connection
 
     @property
@@ -319,25 +324,25 @@ def array_literal(values: Sequence[str] | Sequence[int]) -> str:
     return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
 
 
-async def open_session(parameters: Mapping[str, str], patience: float | None = None) -> PGconn:
+async def open_session(parameters: Mapping[str, str]) -> PGconn:
     """Connect, or raise ConnectionFailure.  After a host that does not answer in time, try again without it.
 
-    Each host has connect_timeout seconds; where that is not set, `patience` (None: for ever).  What is returned is non-blocking.
+    Each host has connect_timeout seconds, or a minute.  What is returned is non-blocking.
     """
     try:
-        return await _open(parameters, patience)
+        return await _open(parameters)
     except ConnectionFailure as error:
         message = f"could not connect to the publisher: {error.message}"
         raise ConnectionFailure(message, detail=error.detail, hint=error.hint) from None
 
 
-async def _open(parameters: Mapping[str, str], patience: float | None) -> PGconn:
+async def _open(parameters: Mapping[str, str]) -> PGconn:
     hosts = await resolve_hosts(parameters)
     reports: list[str] = []
     while True:
         pgconn = pq.PGconn.connect_start(format_conninfo(with_hosts(parameters, hosts)).encode())
         try:
-            silent = await _poll(pgconn, patience)
+            silent = await _poll(pgconn)
         except BaseException:
             pgconn.finish()
             raise
@@ -353,9 +358,9 @@ async def _open(parameters: Mapping[str, str], patience: float | None) -> PGconn
         hosts = rest
 
 
-async def _poll(pgconn: PGconn, patience: float | None) -> Host | None:
+async def _poll(pgconn: PGconn) -> Host | None:
     """Drive a connection until it is established or has failed; return a host that timed out, else None."""
-    seconds = _connect_timeout(pgconn, patience)
+    seconds = _connect_timeout(pgconn)
     loop = asyncio.get_running_loop()
     current: Host | None = None
     deadline: float | None = None
@@ -375,8 +380,8 @@ async def _poll(pgconn: PGconn, patience: float | None) -> Host | None:
     return None
 
 
-def _connect_timeout(pgconn: PGconn, patience: float | None) -> float | None:
-    """Return connect_timeout in seconds as libpq found it, or `patience` without one (fe-connect.c: pqConnectDBComplete).
+def _connect_timeout(pgconn: PGconn) -> float | None:
+    """Return connect_timeout in seconds as libpq found it, or a minute without one (fe-connect.c: pqConnectDBComplete).
 
     libpq also looks in a service file and the environment.
     """
@@ -387,7 +392,7 @@ def _connect_timeout(pgconn: PGconn, patience: float | None) -> float | None:
             except ValueError:
                 return None
             return max(seconds, 2) if seconds > 0 else None
-    return patience
+    return _PATIENCE
 
 
 def _same_place(host: Host, other: Host) -> bool:

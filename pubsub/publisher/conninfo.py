@@ -22,6 +22,7 @@ import psycopg
 from psycopg import pq
 
 from pubsub.errors import ConnectionFailure, PubsubError
+from pubsub.sql.conninfo import SECRETS
 
 MASK: Final = "********"
 """Replaces a secret in a message, as in pg_stat_wal_receiver.conninfo."""
@@ -59,6 +60,13 @@ def parse_conninfo(conninfo: str) -> dict[str, str]:
 def format_conninfo(parameters: Mapping[str, str]) -> str:
     """Format the parameters as one connection string: parse_conninfo's inverse."""
     return " ".join(f"{keyword}={_quote(value)}" for keyword, value in parameters.items())
+
+
+def without_secrets(conninfo: str) -> str:
+    """Return the connection string without passwords and keys; as it is if it has none.  Raises PubsubError (42601)."""
+    parameters = parse_conninfo(conninfo)
+    kept = {name: value for name, value in parameters.items() if name not in SECRETS}
+    return conninfo if kept == parameters else format_conninfo(kept)
 
 
 @cache

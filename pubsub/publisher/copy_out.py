@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 # Bytes of CSV parsed by Arrow at once.
 _CHUNK_BYTES: Final = 4 << 20
 _LOOK_AGAIN: Final = 1000  # milliseconds
-#: How long a host may take to answer without a connect_timeout, in seconds.
-_CONNECT_PATIENCE: Final = 60.0
 
 
 def part_of_table(
@@ -148,7 +146,7 @@ def _connected(conninfo: str, application_name: str, cut: Cut | None) -> PGconn:
     # A loop of this thread's own, so that the attempt has one implementation, and ends when it is told to.
     loop = asyncio.new_event_loop()
     try:
-        opening = loop.create_task(open_session(parameters, _CONNECT_PATIENCE))
+        opening = loop.create_task(open_session(parameters))
         with cut.attempting(lambda: loop.call_soon_threadsafe(opening.cancel)) if cut is not None else nullcontext():
             return loop.run_until_complete(opening)
     except asyncio.CancelledError:

@@ -49,9 +49,8 @@ class QueryProcesses:
             process = await asyncio.to_thread(_start)
         try:
             task = Task(query.sql, query.versions(), self._conf)
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
-            process.stdin.flush()
+            # A process that is still starting, or hangs, reads nothing: a long query fills the pipe.
+            await asyncio.to_thread(_give, process, json.dumps(asdict(task)).encode() + b"\n")
             if self._spare is None:
                 self._spare = await asyncio.to_thread(_start)
             stream: list[Any] = []
@@ -70,6 +69,12 @@ class QueryProcesses:
 def _start() -> subprocess.Popen[bytes]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "pubsub.server.query_process"], **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def _give(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,8 @@ import re
 from typing import Final
 
 MASK: Final = "********"
-_SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
+SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
+"""The parameters that hold a secret."""
 _PAIR: Final = re.compile(
     r"\s*(?P<name>[^\s=]+)\s*=\s*(?P<value>'(?:[^'\\]|\\.)*+'|(?:[^\s'\\]|\\.)(?:[^\s\\]|\\.)*+|(?=\s|$))", re.DOTALL
 )
@@ -25,7 +26,7 @@ def mask_conninfo(conninfo: str) -> str:
         match = _PAIR.match(conninfo, place)
         if match is None or (match.end() < len(conninfo) and not conninfo[match.end()].isspace()):
             return MASK
-        value = MASK if match["name"] in _SECRETS else match["value"] or "''"
+        value = MASK if match["name"] in SECRETS else match["value"] or "''"
         parts.append(f"{match['name']}={value}")
         place = match.end()
     return " ".join(parts)
@@ -51,4 +52,4 @@ def _mask_parameter(parameter: str) -> str:
     """Mask a secret's value; mask name and value if the name is not plain: it may be a percent-encoded secret's."""
     name, equals, _ = parameter.partition("=")
     plain = re.fullmatch(r"\w+", name) is not None
-    return parameter if plain and name not in _SECRETS else f"{name if plain else MASK}{equals}{MASK}"
+    return parameter if plain and name not in SECRETS else f"{name if plain else MASK}{equals}{MASK}"

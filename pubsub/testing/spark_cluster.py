@@ -18,7 +18,7 @@ import pyspark
 from pubsub import jars
 from pubsub.errors import PubsubError
 
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 180.0
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
 _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
@@ -26,14 +26,16 @@ _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 class SparkCluster:
     """A master and `workers` workers of one core each, with their files in `directory`; use it in a `with` block.
 
-    Their environment has no Python packages, as on a machine where only Spark is installed.  Raises PubsubError if a
-    process does not start.
+    Their environment has no Python packages, as on a machine where only Spark is installed.  `secret`: that of
+    spark.authenticate, with which they encrypt what they say; without one they do neither.  Raises PubsubError if a process
+    does not start.
     """
 
-    def __init__(self, directory: Path, *, workers: int = 2, memory: str = "1g") -> None:
+    def __init__(self, directory: Path, *, workers: int = 2, memory: str = "1g", secret: str | None = None) -> None:
         self.directory = directory
         self._count = workers
         self._memory = memory
+        self._secret = secret
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = ""
 
@@ -53,6 +55,16 @@ class SparkCluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+    def conf(self) -> dict[str, str]:
+        """Return what [spark.conf] needs besides the master."""
+        if self._secret is None:
+            return {}
+        return {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": self._secret,
+            "spark.network.crypto.enabled": "true",
+        }
 
     def executors(self) -> list[psutil.Process]:
         """Return the processes of executors that are running."""
@@ -77,10 +89,13 @@ class SparkCluster:
         home = Path(pyspark.__file__).parent
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / f"{name}.log"
+        properties = self.directory / "spark.properties"
+        properties.write_text("".join(f"{key}={value}\n" for key, value in self.conf().items()))
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK", "SPARK"))}
         # As Spark's own start scripts set them.
         environment = {**kept, "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": "127.0.0.1"}
-        command = [str(java), "-Xmx256m", "-cp", f"{home / 'jars'}/*", main, *arguments]
+        command = [str(java), "-Xmx256m", "-cp", f"{home / 'jars'}/*", main]
+        command += ["--properties-file", str(properties), *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=self.directory, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output

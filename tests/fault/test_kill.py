@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -240,3 +241,39 @@ def test_a_daemon_ends_though_its_jvm_hangs(subscribed: Subscribed, daemon: Daem
     wait_until(lambda: not jvm.is_running(), "the JVM's end")
     daemon.start()
     subscribed.assert_equal()
+
+
+@pytest.mark.full
+def test_a_jvm_that_hangs_holds_no_command_up(subscribed: Subscribed, daemon: Daemon) -> None:
+    """DISABLE waits for the workers, these for a commit, and that for the JVM; the launcher once waited with them."""
+    subscribed.subscribe()
+    subscribed.caught_up()
+    wait_until(lambda: daemon.said("Spark has started"), "Spark")
+    jvm = daemon.jvm()
+    jvm.suspend()
+    subscribed.write()
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} DISABLE")
+    assert daemon.said("Spark does not answer: its JVM is killed")
+    wait_until(lambda: not jvm.is_running(), "the JVM's end")
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} ENABLE")
+    subscribed.write()
+    subscribed.assert_equal()
+
+
+@pytest.mark.full
+def test_a_jvm_that_hangs_while_it_starts_holds_no_end_up(tmp_path: Path) -> None:
+    """As one does whose cluster does not answer."""
+    daemon = Daemon(tmp_path)
+    daemon.faults.arm("Spark launched")
+    daemon.start()
+    try:
+        daemon.faults.wait("Spark launched")
+        jvm = daemon.jvm()
+        jvm.suspend()
+        daemon.faults.release("Spark launched")
+        wait_until(lambda: daemon.said("daemon has started"), "the daemon")
+        assert daemon.terminate() == 0, daemon.tail()
+        assert daemon.said("Spark does not answer: its JVM is killed")
+        assert not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE
+    finally:
+        daemon.kill()

@@ -11,6 +11,7 @@ import itertools
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -183,7 +184,10 @@ async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location:
         await catalog.prove()
         assert [s.name for s in await catalog.subscriptions()] == ["sub"]
         await catalog.let_go()
-    proxy.stall()
+        # Idle connections are closed in order, which a server that hangs never answers.
+        proxy.stall()
+        async with asyncio.timeout(20):
+            await catalog.close()
     with pytest.raises(PubsubError, match="did not answer within"):
         async with asyncio.timeout(20):
             await Catalog.open(through(proxy, location), timeout=1.0)
@@ -223,6 +227,31 @@ def test_a_catalog_that_hangs(spark: Spark, location: str, proxy: Proxy, tmp_pat
             if patience == "1min":
                 assert server.query(walsender) == [before]
             replica.drop()
+
+
+@pytest.mark.full
+def test_a_node_ends_though_its_catalog_hangs(
+    spark: Spark, location: str, proxy: Proxy, database: Database, tmp_path: Path
+) -> None:
+    """Its end asks the catalog for a dozen things, one after the other."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); CREATE PUBLICATION p FOR TABLE t")
+    settings = {"catalog": {"url": through(proxy, location)}, "catalog_timeout": "3s", "drain_timeout": "3s"}
+    node = RunningNode(tmp_path / "node", spark, **settings)
+    node.__enter__()
+    replica = Replica(node, database)
+    replica.subscribe()
+    replica.assert_equal("t")
+    replica.execute("INSERT INTO t VALUES (1, 1)")
+    proxy.stall()
+    began = time.monotonic()
+    with pytest.raises(PubsubError, match="did not answer within"):
+        node.__exit__(None, None, None)
+    assert time.monotonic() - began < 60
+    proxy.go_on()
+    with RunningNode(tmp_path / "node", spark, **settings) as again:
+        replica.node = again
+        replica.assert_equal("t")
+        replica.drop()
 
 
 def test_two_homes_on_it(spark: Spark, location: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -290,3 +291,22 @@ def test_files_of_another_cluster_and_damaged_ones_are_not_taken(
 
 def _file(server: EmbeddedPostgres, lsn: str) -> str:
     return str(server.query(f"SELECT pg_walfile_name('{lsn}')")[0][0])
+
+
+@pytest.mark.full
+def test_a_command_that_hangs_holds_no_end_up(
+    upstream: EmbeddedPostgres, tmp_path: Path, make: Callable[..., Publish]
+) -> None:
+    """A thread waits for it, and the process for its threads."""
+    writer = Writer(upstream)
+    writer.write()
+    start = writer.lsn
+    writer.write()
+    writer.forget()
+    begun = tmp_path / "begun"
+    command = f"echo $$ > {begun}.aside && mv {begun}.aside {begun} && sleep 1000"
+    publish = make("--restore-command", command, "--slot", "s", "--plugin", "test_decoding", "--start", start)
+    wait_until(begun.exists, "the command runs")
+    os.kill(publish.pid, signal.SIGTERM)
+    assert publish.wait(120) == 130, "ended before it has made its slot"
+    assert not Path(f"/proc/{begun.read_text().strip()}").exists(), "the command has ended, too"

@@ -301,6 +301,21 @@ def test_a_decoding_process_that_dies_is_started_again(
     assert followed.terminate() == 0
 
 
+@pytest.mark.full
+def test_a_decoding_process_that_hangs_holds_no_end_up(upstream: EmbeddedPostgres, followed: Publish) -> None:
+    """A stream's end is the decoding process's to tell; the session, and the server, once waited for it for ever."""
+    with Follower(followed.conninfo, "s") as follower:
+        upstream.execute("INSERT INTO t VALUES (1, 'x')")
+        wait_until(lambda: follower.ids == [1], "the row has come")
+        process = _decoding(followed)
+        assert process is not None
+        os.kill(process, signal.SIGSTOP)
+        os.kill(followed.pid, signal.SIGTERM)
+        assert followed.wait(180) == 0
+    assert "does not answer, and is killed" in followed.tail()
+    assert not Path(f"/proc/{process}").exists()
+
+
 def test_decoding_begins_with_the_catalogs_on_disk_and_without_them(
     upstream: EmbeddedPostgres, followed: Publish
 ) -> None:

@@ -82,6 +82,9 @@ class BorrowedSpark:
         """Kill nothing: later nodes use it again."""
         yield
 
+    def kill_if_hung(self) -> None:
+        """Kill nothing: later nodes use it again."""
+
     def stop(self) -> None:
         """Do nothing: later nodes use it again."""
 

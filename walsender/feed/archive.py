@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -28,6 +31,7 @@ _NAME: Final = "archive.json"
 _FATAL: Final = 125
 """Exit codes past it say that the command could not run, not that there is no such file (RestoreArchivedFile)."""
 _NO_RESTART_POINT: Final = "0" * 24
+_LOOK: Final = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +67,15 @@ class Archive:
         timelines = TimelineHistory(self.timelines).timelines_of_segment(lsn, self.segment_size)
         return Geometry(self.segment_size).segment_name(timelines[0], lsn)
 
-    def fetch(self, lsn: int) -> int | None:
+    def fetch(self, lsn: int, stop: threading.Event | None = None) -> int | None:
         """Return a descriptor of the segment that holds `lsn`; None if the archive does not have it.
 
-        Raises PubsubError if the archive cannot be asked, WalCorrupted for another cluster's file.
+        A restore_command may take as long as it likes; once `stop` is set it is killed.  Raises PubsubError if the archive
+        cannot be asked, WalCorrupted for another cluster's file.
         """
         start = lsn - lsn % self.segment_size
         name = self.name(start)
-        number = self._from_directory(name) if self.directory is not None else self._restore(name)
+        number = self._from_directory(name) if self.directory is not None else self._restore(name, stop)
         if number is None:
             return None
         try:
@@ -81,9 +86,9 @@ class Archive:
             raise
         return number
 
-    def has(self, lsn: int) -> bool:
+    def has(self, lsn: int, stop: threading.Event | None = None) -> bool:
         """Return whether `fetch` finds it.  Raises what that does."""
-        number = self.fetch(lsn)
+        number = self.fetch(lsn, stop)
         if number is not None:
             os.close(number)
         return number is not None
@@ -101,7 +106,7 @@ class Archive:
             # Shorter: it is still being written.
             return os.dup(copy.fileno()) if copy.tell() == self.segment_size else None
 
-    def _restore(self, name: str) -> int | None:
+    def _restore(self, name: str, stop: threading.Event | None) -> int | None:
         assert self.command is not None
         with tempfile.TemporaryDirectory(prefix="walsender-restore-") as room:
             path = Path(room) / name
@@ -112,8 +117,7 @@ class Archive:
                 command += places.get(two, self.command[at])
                 at += 2 if two in places else 1
             # What it prints goes to the log; standard output belongs to the protocol of decoding processes.
-            done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=2, check=False)
-            code = done.returncode
+            code = _run(command, stop)
             if code < 0 or code > _FATAL:
                 how = f"was terminated by signal {-code}" if code < 0 else f"exited with exit code {code}"
                 raise PubsubError(
@@ -132,3 +136,18 @@ class Archive:
                 os.close(number)
                 raise DataCorrupted(f'archive file "{name}" has wrong size: {size} instead of {self.segment_size}')
             return number
+
+
+def _run(command: str, stop: threading.Event | None) -> int:
+    """Run a command of the shell, and kill it, with what it has started, once `stop` is set; return its exit code."""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+    ) as shell:
+        if stop is None:
+            return shell.wait()
+        while not stop.is_set():
+            with suppress(subprocess.TimeoutExpired):
+                return shell.wait(_LOOK)
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        return shell.wait()

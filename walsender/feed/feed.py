@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -107,6 +108,8 @@ class Feed:
         self.receiver_timeout = receiver_timeout
         self._changed = asyncio.Event()
         self._segment_ended = asyncio.Event()
+        # Ends a restore_command, whose thread would otherwise keep the process from ending.
+        self._stop = threading.Event()
         self.server: Upstream
         self.spool: SpoolWriter
         self.geometry: Geometry
@@ -290,6 +293,7 @@ class Feed:
             for one in done:
                 one.result()
         finally:
+            self._stop.set()
             for one in work:
                 one.cancel()
             await asyncio.gather(*work, return_exceptions=True)
@@ -416,7 +420,7 @@ class Feed:
         begin = reader.received
         while True:
             lsn = reader.received
-            number = await asyncio.to_thread(archive.fetch, lsn)
+            number = await asyncio.to_thread(archive.fetch, lsn, self._stop)
             if number is None:
                 return lsn > begin
             with os.fdopen(number, "rb") as segment:
@@ -545,7 +549,7 @@ class Feed:
         floor = min(floor, self.received - self._keep_size)
         reached = max(needed - needed % size, self.oldest)
         try:
-            while reached + size <= floor and await asyncio.to_thread(self.archive.has, reached):
+            while reached + size <= floor and await asyncio.to_thread(self.archive.has, reached, self._stop):
                 reached += size
         except PubsubError as error:
             log.error("the archive cannot be read", reason=error.message, detail=error.detail)

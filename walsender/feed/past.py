@@ -92,13 +92,14 @@ class _Past:
         while start + self._size > redo:
             if start not in await asyncio.to_thread(self._spool.starts):
                 archive = self._feed.archive
-                if archive is not None and await asyncio.to_thread(archive.has, start):
+                if archive is not None and await asyncio.to_thread(archive.has, start, self._spool.stop):
                     break
                 await self._from_server(start)
             start -= self._size
         self._feed.oldest = await asyncio.to_thread(self._feed.spool.run_start, self._feed.oldest)
 
     async def close(self) -> None:
+        self._spool.stop.set()
         self._spool.close()
 
     async def _from_server(self, lsn: int) -> None:

@@ -12,6 +12,7 @@ the plain one it was made of can both be there; the plain one counts, since it m
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,8 @@ class Spool:
         """The segment that is open for reading, plain or from the archive, and its descriptor."""
         self._unpacking: tuple[int, int, Any] = (-1, 0, None)
         """The compressed segment that is being read, how far, and its stream."""
+        self.stop = threading.Event()
+        """Set it to end a restore_command that a read waits for."""
 
     def starts(self) -> list[int]:
         """Return the LSNs of the segments that are there, in order."""
@@ -104,7 +107,7 @@ class Spool:
         archive = Archive.of(self.directory)
         if archive is None:
             raise WalMissing("WAL that was kept here has been removed", lsn)
-        number = archive.fetch(lsn)
+        number = archive.fetch(lsn, self.stop)
         if number is None:
             raise WalMissing(
                 f"requested WAL segment {archive.name(lsn)} has already been removed",

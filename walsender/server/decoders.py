@@ -106,6 +106,13 @@ class Decoder:
         """Have a stream's values written with other settings from now on."""
         self._channel.send(requests.TEXTS, json.dumps([number, asdict(texts)]).encode())
 
+    def kill(self) -> None:
+        """Kill the process, which does not answer; its streams are cut."""
+        if not self.failed.is_set():
+            log.error("a decoding process does not answer, and is killed", pid=self._process.pid)
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
     async def stop(self) -> None:
         """End the process, with its streams."""
         self._feed.listeners.discard(self.tell)

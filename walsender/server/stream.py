@@ -41,6 +41,8 @@ _LOOK: Final = 2.0
 """Seconds between two looks at whether the upstream server has read its configuration again."""
 _COPY_BOTH: Final = m.message(b"W", b"\0\0\0")
 _RELAYED: Final = 64 << 10
+_ENDS: Final = 60.0
+"""How long the decoding process, which may be waiting for an archive, may take to end a stream, in seconds."""
 _TAKES: Final = 5.0
 """Seconds that a client has to take what was sent before the stream ended."""
 
@@ -170,11 +172,18 @@ class Stream:
         self._session.exchange.lent = False
 
     async def _stopped(self, decoder: Decoder, number: int) -> StreamEnd:
-        """End the stream: the session is to end.  Its end is waited for, since the socket is not ours before."""
+        """End the stream: the session is to end.  Its end is waited for, since the socket is not ours before.
+
+        A process that does not end it in time is killed: the session, and the server's end, would otherwise wait for ever.
+        """
         decoder.end(number)
-        while True:
-            with suppress(asyncio.CancelledError):
-                return await asyncio.shield(self._end)
+        late = asyncio.get_running_loop().call_later(_ENDS, decoder.kill)
+        try:
+            while True:
+                with suppress(asyncio.CancelledError):
+                    return await asyncio.shield(self._end)
+        finally:
+            late.cancel()
 
     # What the decoding process tells
 

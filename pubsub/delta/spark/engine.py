@@ -113,6 +113,10 @@ class Engine:
         future = asyncio.get_running_loop().run_in_executor(self._executor, work)
         return await concurrency.finish(future, cancelled=cancel)
 
+    async def kill_if_hung(self) -> None:
+        """Kill a JVM that does not answer, which takes 20 seconds to find out; whatever waits for it fails then."""
+        await asyncio.to_thread(self._spark.kill_if_hung)
+
     async def stop(self) -> None:
         """Wait for running work to end, then end the JVM."""
         await asyncio.to_thread(self._stop)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from py4j.protocol import Py4JError
 
-from pubsub import jars, java_classes, object_stores
+from pubsub import faults, jars, java_classes, object_stores
 from pubsub.delta.spark import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.reorderbuffer import files
@@ -137,6 +137,8 @@ class Spark:
         self._warehouse = warehouse
         self._session: SparkSession | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        # The process of a session that is being made.
+        self._launched: subprocess.Popen[bytes] | None = None
         # The fence has its own lock, so that callers of `fence` do not wait while a JVM is starting.
         self._lock = threading.Lock()
         self._starting = threading.Lock()
@@ -196,15 +198,19 @@ class Spark:
 
     @contextmanager
     def killed_if_hung(self, patience: float = _STOP_SECONDS) -> Iterator[None]:
-        """As long as the body runs, kill a JVM that leaves a question unanswered for `patience` seconds.
+        """As long as the body runs, kill a JVM that leaves a question unanswered, or its session unmade, for `patience` seconds.
 
         Whoever waits for that JVM then gets an error, instead of waiting for ever.
         """
         over = threading.Event()
+        deadline = time.monotonic() + patience
 
         def watch() -> None:
             while not over.is_set():
-                self._kill_if_hung(patience)
+                if (launched := self._launched) is not None and time.monotonic() > deadline:
+                    log.warning("Spark does not answer: its JVM is killed", pid=launched.pid)
+                    launched.kill()
+                self.kill_if_hung(patience)
                 over.wait(patience / 4)
 
         watching = threading.Thread(target=watch, name="watch Spark")
@@ -215,7 +221,8 @@ class Spark:
             over.set()
             watching.join()
 
-    def _kill_if_hung(self, patience: float) -> None:
+    def kill_if_hung(self, patience: float = _STOP_SECONDS) -> None:
+        """Kill the JVM if it leaves a question unanswered for `patience` seconds; return at once if it answers."""
         session, process = self._session, self._process
         if session is None or process is None or process.poll() is not None:
             return
@@ -324,7 +331,9 @@ class Spark:
             conf.set(name, value)
         with open(self._home / "spark.log", "ab", opener=files.private) as log:
             gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+        self._launched = gateway.proc
         try:
+            faults.point("Spark launched")
             for name, value in later.items():
                 conf.set(name, value)
             context = SparkContext(conf=conf, gateway=gateway)
@@ -350,6 +359,8 @@ class Spark:
                 detail=text[:_DETAIL],
                 hint=f'See "{self._home / "spark.log"}".',
             ) from None
+        finally:
+            self._launched = None
         self._process = gateway.proc
 
     def _settings(self, log4j: Path) -> dict[str, str]:

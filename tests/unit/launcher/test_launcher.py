@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,8 +148,8 @@ def subscription(oid: int, *, generation: int = 1, enabled: bool = True) -> Any:
     return SimpleNamespace(oid=oid, name=f"s{oid}", generation=generation, enabled=enabled, paused=None)
 
 
-async def started(catalog: FakeCatalog) -> tuple[Launcher, asyncio.Task[None]]:
-    launched = Launcher(SETTINGS, catalog, None, None, "1")  # type: ignore[arg-type]
+async def started(catalog: FakeCatalog, engine: Any = None) -> tuple[Launcher, asyncio.Task[None]]:
+    launched = Launcher(SETTINGS, catalog, engine, None, "1")  # type: ignore[arg-type]
     task = asyncio.create_task(launched.run())
     await asyncio.sleep(0.1)
     return launched, task
@@ -271,6 +272,72 @@ async def test_late_workers_are_cancelled_at_the_deadline() -> None:
     launched.stop()
     await task
     assert asyncio.get_running_loop().time() <= SETTINGS.drain_timeout + 2
+
+
+@virtual
+async def test_workers_that_do_not_end_hold_up_no_other_subscription() -> None:
+    """What a commit waits for may hang for ever, and DISABLE waits for the commit: the launcher once waited, too."""
+    asked = 0
+
+    class Hung:
+        async def kill_if_hung(self) -> None:
+            nonlocal asked
+            asked += 1
+
+    async def hang(runner: FakeRunner) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await over.wait()
+
+    over = asyncio.Event()
+    FakeRunner.script = [hang]
+    catalog = FakeCatalog(subscription(1))
+    launched, task = await started(catalog, Hung())
+    catalog.listed = [subscription(1, generation=2, enabled=False)]
+    catalog.requests = [SimpleNamespace(id=5, kind="stop", subid=1)]
+    catalog.counter += 1
+    await asyncio.sleep(2)
+    catalog.listed = [subscription(1, generation=2, enabled=False), subscription(2)]
+    catalog.counter += 1
+    await asyncio.sleep(2)
+    assert [r.subscription.oid for r in FakeRunner.made] == [1, 2]
+    assert asked == 0
+    await asyncio.sleep(SETTINGS.drain_timeout + 5)
+    assert asked > 0, "Spark, for which they may wait, is asked whether it lives"
+    assert catalog.answers == {}
+    over.set()
+    await asyncio.sleep(2)
+    assert catalog.answers == {5: None}
+    launched.stop()
+    await task
+
+
+@virtual
+async def test_a_subscription_that_is_enabled_while_it_ends_starts_again() -> None:
+    """And the command that has disabled it is told that its workers have ended."""
+    catalog = FakeCatalog(subscription(1))
+    slow = asyncio.Event()
+
+    async def slowly(runner: FakeRunner) -> None:
+        await runner.ended.wait()
+        await slow.wait()
+
+    FakeRunner.script = [slowly]
+    launched, task = await started(catalog)
+    catalog.listed = [subscription(1, enabled=False)]
+    catalog.requests = [SimpleNamespace(id=5, kind="stop", subid=1)]
+    catalog.counter += 1
+    await asyncio.sleep(2)
+    catalog.listed = [subscription(1)]
+    catalog.counter += 1
+    await asyncio.sleep(2)
+    assert catalog.answers == {}
+    slow.set()
+    await asyncio.sleep(2)
+    assert catalog.answers == {5: None}
+    assert [r.subscription.oid for r in FakeRunner.made] == [1, 1]
+    launched.stop()
+    await task
 
 
 @virtual

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pubsub.errors import ConnectionFailure, PubsubError
-from pubsub.publisher import copy_out
+from pubsub.publisher import connection
+from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut, session
 
 
@@ -61,10 +63,24 @@ def test_a_host_that_does_not_answer_is_given_up(
     silent: Silent, set_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not set_there:
-        monkeypatch.setattr(copy_out, "_CONNECT_PATIENCE", 0.2)
+        monkeypatch.setattr(connection, "_PATIENCE", 0.2)
     with pytest.raises(ConnectionFailure, match="timeout expired") as caught:
         session(silent.conninfo + (" connect_timeout=2" if set_there else ""), "copy")
     assert "unspoken" not in str(caught.value.report(verbose=True))
+
+
+@pytest.mark.parametrize("replication", [True, False])
+async def test_no_worker_and_no_command_waits_for_ever(
+    silent: Silent, replication: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DROP SUBSCRIPTION did, of a publisher whose processes had been stopped."""
+    monkeypatch.setattr(connection, "_PATIENCE", 0.2)
+    with pytest.raises(ConnectionFailure, match="timeout expired"):
+        async with asyncio.timeout(60):
+            await Connection.connect(silent.conninfo, replication=replication)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await Connection.connect(f"{silent.conninfo} connect_timeout=0", replication=replication)
 
 
 def test_a_connection_string_that_cannot_be_read() -> None:
