@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from pubsub.delta.files import data_files, file_rows
 from pubsub.delta.log.table_log import TableLog
@@ -42,10 +43,19 @@ class _Accumulator:
 class _Parallel:
     """An RDD of the chunks' numbers; a task may fail, which fails the job."""
 
-    def __init__(self, life: Life, items: Iterable[int]) -> None:
-        self._life, self._items = life, list(items)
+    def __init__(self, context: _Context, items: Iterable[int]) -> None:
+        self._context, self._life, self._items = context, context.life, list(items)
 
     def foreach(self, task: Callable[[int], None]) -> None:
+        told = TaskContext._getOrCreate()
+        told._localProperties = self._context.properties
+        told._attemptNumber = 0
+        try:
+            self._run(task)
+        finally:
+            TaskContext._taskContext = None
+
+    def _run(self, task: Callable[[int], None]) -> None:
         chance = self._life.chance
         for item in self._items:
             self._life.check()
@@ -61,16 +71,21 @@ class _Context:
     master = "local[2]"
 
     def __init__(self, life: Life) -> None:
-        self._life = life
+        self.life = life
+        self.properties: dict[str, str] = {}
 
     def accumulator(self, value: Any, param: Any = None) -> _Accumulator:
         return _Accumulator(value, param)
 
     def parallelize(self, items: Iterable[int], _slices: int) -> _Parallel:
-        return _Parallel(self._life, items)
+        return _Parallel(self, items)
 
     def setJobGroup(self, *_: Any, **__: Any) -> None: ...
-    def setLocalProperty(self, *_: Any) -> None: ...
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:
+        self.properties.pop(name, None)
+        if value is not None:
+            self.properties[name] = value
 
 
 class SparkSession:
@@ -96,6 +111,8 @@ class _Spark:
         return self.session
 
     def cancel(self, group: str) -> None: ...
+
+    def kill_if_hung(self) -> None: ...
 
     def stop(self) -> None: ...
 
