@@ -565,7 +565,7 @@ def test_a_server_that_is_silent_in_a_copy_stops_no_other_thread(database: Datab
                     copying,
                     f"COPY ({query}) TO STDOUT (FORMAT csv)",
                     pa.schema([("n", pa.int32())]),
-                    lambda lines, schema: pa.record_batch([[int(line) for line in lines]], names=schema.names),
+                    lambda text, schema: pa.record_batch([[int(line) for line in text.split()]], names=schema.names),
                 )
             )
             unlocked.result()
