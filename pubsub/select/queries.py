@@ -22,7 +22,7 @@ from pubsub.select.names import figure_name
 from pubsub.select.relations import Relations, kept_whole, renamed
 from pubsub.select.scope import Scope, folded, value_of
 from pubsub.select.translated import Finder, Output, Relation, Translated
-from pubsub.select.types import INTERVAL, TEXT, UNKNOWN, Type, common
+from pubsub.select.types import BPCHAR, INTERVAL, TEXT, UNKNOWN, Type, common
 from pubsub.select.values import Value
 
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}
@@ -228,6 +228,7 @@ class Queries:
         found = []
         for one in group.expressions:
             wanted = one.this if isinstance(one, exp.Paren) else one
+            _check_constant(wanted, "GROUP BY")
             if isinstance(wanted, exp.Literal) and not wanted.is_string:
                 wanted = items[_place(wanted, len(items), "GROUP BY")][1]
             elif isinstance(wanted, exp.Column) and wanted.args.get("table") is None:
@@ -280,6 +281,10 @@ class Queries:
                 continue
             value = values[place][2]
             sql = read.sortable(value)
+            if sql != value.sql and node.args.get("distinct") is not None and not on:
+                raise FeatureNotSupported(
+                    f"DISTINCT with ORDER BY of type {value.type.name} is not supported", hint="Cast it to text."
+                )
             parts.append(direction(one, sql if on or sql != value.sql else columns[place].engine))
         return f" ORDER BY {', '.join(parts)}"
 
@@ -299,7 +304,8 @@ class Queries:
             if found is None:
                 message = f"{word} types {one.type.name} and {other.type.name} cannot be matched"
                 raise PubsubError(message, sqlstate="42804")
-            if node.args.get("distinct") is not False and not found.has_equality:
+            # Characters of several lengths can be equal.
+            if node.args.get("distinct") is not False and not (found.has_equality and found != BPCHAR):
                 raise FeatureNotSupported(f"{word} of type {found.name} is not supported")
             types.append(found)
         columns = tuple(
@@ -368,11 +374,16 @@ def _place(literal: Any, many: int, clause: str) -> int:
     return place - 1
 
 
+def _check_constant(node: Any, clause: str) -> None:
+    """Refuse a constant that is not a number (parse_clause.c: findTargetlistEntrySQL92)."""
+    if isinstance(node, exp.Null | exp.Boolean) or (isinstance(node, exp.Literal) and node.is_string):
+        raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
+
+
 def _by_name(node: Any, columns: tuple[Output, ...], clause: str) -> int | None:
     """Return the index of the column that ORDER BY or DISTINCT ON gives by name or number; None for an expression."""
+    _check_constant(node, clause)
     if isinstance(node, exp.Literal):
-        if node.is_string:
-            raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
         return _place(node, len(columns), clause)
     if not isinstance(node, exp.Column) or node.args.get("table") is not None or isinstance(node.this, exp.Star):
         return None
