@@ -25,6 +25,7 @@ from pubsub.select.types import (
     FLOAT8,
     INT4,
     INT8,
+    INTERVAL,
     LSN,
     OTHER,
     TEXT,
@@ -412,6 +413,8 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
         raise undefined(name, given)
     if name == "array_agg" and given[0].type == UNKNOWN:
         raise PubsubError("function array_agg(unknown) is not unique", sqlstate="42725")
+    if name == "array_agg" and given[0].type == INTERVAL:
+        raise FeatureNotSupported("function array_agg(interval) is not supported")
     value = given[0] if given[0].type != UNKNOWN else coerced(given[0], TEXT)
     type_, inner = value.type, _distinct(distinct)
     match name:

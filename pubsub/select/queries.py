@@ -59,7 +59,8 @@ class Queries:
     def statement(self, node: Any) -> Translated:
         """Translate the outermost query.  Raises PubsubError in PostgreSQL's words, and FeatureNotSupported."""
         functions.BEGUN.set(datetime.now(UTC))
-        return self.query(node, None, outermost=True)
+        found = self.query(node, None, outermost=True)
+        return replace(found, columns=tuple(map(_finished, found.columns)))
 
     def query(self, node: Any, parent: Scope | None, *, outermost: bool = False) -> Translated:
         """Translate a query; `parent` is the scope of the enclosing query."""
@@ -227,7 +228,7 @@ class Queries:
         read.clause = "GROUP BY"
         found = []
         for one in group.expressions:
-            wanted = one.this if isinstance(one, exp.Paren) else one
+            wanted = one.unnest()
             _check_constant(wanted, "GROUP BY")
             if isinstance(wanted, exp.Literal) and not wanted.is_string:
                 wanted = items[_place(wanted, len(items), "GROUP BY")][1]
@@ -360,6 +361,13 @@ class Queries:
         return self._modified(sql, tuple(columns), node)
 
 
+def _finished(column: Output) -> Output:
+    """Let Python write the intervals of DISTINCT and of sets of queries, which are microseconds until then."""
+    if column.type != INTERVAL or column.exact is not None:
+        return column
+    return replace(column, exact=interval_shown(Value(INTERVAL, column.engine)).exact, leaves=(column.engine,))
+
+
 def _modified(node: Any) -> bool:
     return any(node.args.get(part) for part in ("order", "limit", "offset", "with_"))
 
@@ -375,13 +383,23 @@ def _place(literal: Any, many: int, clause: str) -> int:
 
 
 def _check_constant(node: Any, clause: str) -> None:
-    """Refuse a constant that is not a number (parse_clause.c: findTargetlistEntrySQL92)."""
-    if isinstance(node, exp.Null | exp.Boolean) or (isinstance(node, exp.Literal) and node.is_string):
+    """Refuse a constant that is not a column's number (parse_clause.c: findTargetlistEntrySQL92)."""
+    number = node.this if isinstance(node, exp.Neg) else node
+    if (
+        isinstance(number, exp.Literal)
+        and not number.is_string
+        and number.this.isdigit()
+        and int(number.this) < 1 << 31
+    ):
+        if number is not node:
+            raise PubsubError(f"{clause} position -{number.this} is not in select list", sqlstate="42P10")
+    elif isinstance(node, exp.Null | exp.Boolean) or isinstance(number, exp.Literal):
         raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
 
 
 def _by_name(node: Any, columns: tuple[Output, ...], clause: str) -> int | None:
     """Return the index of the column that ORDER BY or DISTINCT ON gives by name or number; None for an expression."""
+    node = node.unnest()
     _check_constant(node, clause)
     if isinstance(node, exp.Literal):
         return _place(node, len(columns), clause)

@@ -301,3 +301,9 @@ SELECT active FROM customers GROUP BY active ORDER BY max(ratio), min(ratio) DES
 SELECT min(-ratio) OVER (ORDER BY id DESC), max(ratio) OVER (ORDER BY id) FROM customers ORDER BY id
 SELECT (balance / -2.25)::float8, -(balance / 7)::float8, (balance / 7)::float8 * ratio, ratio + (balance / 7), 'NaN'::float8 / (balance / 7) FROM customers WHERE id < 3 ORDER BY id
 SELECT avg(balance) * ratio, avg(balance)::float8 FROM customers WHERE id < 3 GROUP BY ratio ORDER BY ratio
+SELECT DISTINCT born - seen, seen - born FROM customers ORDER BY 1
+SELECT seen - timestamp '2024-01-01' AS x FROM customers UNION SELECT created - timestamptz '2024-01-01 00:00+00' FROM customers ORDER BY x
+SELECT x, x = y FROM (SELECT born - seen AS x, seen - born AS y FROM customers) s ORDER BY 1
+SELECT id, balance AS b FROM customers ORDER BY (1) DESC, ((b))
+SELECT DISTINCT ON ((active)) active, id FROM customers ORDER BY (1), (2) DESC
+SELECT active, count(*) FROM customers GROUP BY ((1)) ORDER BY ((active))

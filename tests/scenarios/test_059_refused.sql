@@ -104,3 +104,6 @@ SELECT count(*) FROM customers GROUP BY id, NULL
 SELECT id FROM customers ORDER BY true
 SELECT to_hex(small) FROM customers
 SELECT array_agg('a') FROM customers
+SELECT count(*) FROM customers GROUP BY - 1.5
+SELECT id FROM customers ORDER BY -1
+SELECT id FROM customers ORDER BY - 100000000000
