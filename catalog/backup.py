@@ -28,6 +28,7 @@ from catalog.database import now
 from catalog.from_rows import SCHEMA_VERSION
 from catalog.home_lock import DaemonLock
 from catalog.store import Catalog
+from pubsub.concurrency import finish
 from pubsub.errors import DataCorrupted, NoCatalog, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.reorderbuffer import files
@@ -55,14 +56,22 @@ class Backup:
 
 
 async def back_up(catalog: Catalog, path: Path) -> Backup:
-    """Write a new file, readable by this user only, and durable.  Raises PubsubError, also if the file exists."""
+    """Write a new file, readable by this user only, and durable.  Raises PubsubError, also if the file exists.
+
+    If it is cancelled there is no file.
+    """
     async with catalog._read() as connection:
         found: _Rows = {
             table.name: [dict(row) for row in (await connection.execute(select(table))).mappings()]
             for table in schema.metadata.sorted_tables
         }
+    writing = asyncio.create_task(asyncio.to_thread(_write, found, path))
     try:
-        return await asyncio.to_thread(_write, found, path)
+        return await finish(writing)
+    except asyncio.CancelledError:
+        if writing.exception() is None:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        raise
     except OSError as error:
         raise PubsubError(f'could not write backup "{path}": {error.strerror}', sqlstate="58030") from error
 

@@ -31,19 +31,22 @@ log = structlog.get_logger()
 
 
 class PointRequests:
-    """The requests "hold point", whose payload may have the least LSN `at`, and "free point", whose has the request's `id`."""
+    """The requests "hold point", whose payload may have the least LSN `at`, and "free point" of the same subscription."""
 
     def __init__(self, catalog: Catalog, runners: Mapping[int, Runner]) -> None:
         self._catalog = catalog
         self._runners = runners
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._free: dict[int, asyncio.Event] = {}
+        self._free: dict[asyncio.Event, int | None] = {}
 
     async def takes(self, request: Request) -> bool:
         """Return whether the request is one of these; begin to carry it out, unless that has begun."""
         if request.kind == "free point":
-            if (event := self._free.get(int(request.payload["id"]))) is not None:
-                event.set()
+            # All that there are: one command at a time verifies a subscription, and one that was interrupted may not
+            # have read the answer to "hold point".
+            for event, subid in self._free.items():
+                if subid == request.subid:
+                    event.set()
             await self._catalog.answer(request.id)
             return True
         if request.kind != "hold point":
@@ -81,10 +84,11 @@ class PointRequests:
 
     async def _answer(self, request: Request, answered: asyncio.Event) -> None:
         """Hold a point until it is freed; answer with it, or with the reason why there is none."""
-        free = self._free[request.id] = asyncio.Event()
+        free = asyncio.Event()
+        self._free[free] = request.subid
         try:
             async with self._worker(request).snapshot_point(at=_lsn(request.payload.get("at"))) as point:
-                result = {"id": request.id, "lsn": str(point.lsn), "snapshot": point.snapshot}
+                result = {"lsn": str(point.lsn), "snapshot": point.snapshot}
                 waits = await self._catalog.answer(request.id, result=result)
                 answered.set()
                 if waits:
@@ -96,7 +100,7 @@ class PointRequests:
                 answered.set()
                 await self._catalog.answer(request.id, typed(error))
         finally:
-            self._free.pop(request.id, None)
+            del self._free[free]
 
     def _worker(self, request: Request) -> ApplyWorker:
         runner = self._runners.get(request.subid or 0)

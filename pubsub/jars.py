@@ -465,8 +465,11 @@ def _copy(artifacts: Iterable[Artifact], source: Path, into: Path) -> None:
                 detail=f"Its SHA-256 is {found}, and should be {artifact.sha256}.",
             )
         aside = into / f".{artifact.filename}.{os.getpid()}"
-        shutil.copyfile(path, aside)
-        aside.replace(into / artifact.filename)
+        try:
+            shutil.copyfile(path, aside)
+            aside.replace(into / artifact.filename)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def _run_ivy(artifacts: Iterable[Artifact], into: Path) -> None:

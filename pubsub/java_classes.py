@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +54,8 @@ def build(directory: Path, delta: Sequence[Path]) -> Path:
         return path
     with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
         classes = Path(scratch)
-        _compile(classes, [*_spark_jars(*_NEEDED), *delta])
+        with _interrupt_afterwards():
+            _compile(classes, [*_spark_jars(*_NEEDED), *delta])
         aside = classes / path.name
         with zipfile.ZipFile(aside, "w") as jar:
             for found in sorted(classes.glob("**/*.class")):
@@ -61,6 +64,16 @@ def build(directory: Path, delta: Sequence[Path]) -> Path:
             old.unlink()
         aside.replace(path)
     return path
+
+
+@contextmanager
+def _interrupt_afterwards() -> Iterator[None]:
+    """Let SIGINT wait for the end of the body, some seconds: py4j makes another error of KeyboardInterrupt."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _compile(into: Path, jars: list[Path]) -> None:
@@ -72,6 +85,7 @@ def _compile(into: Path, jars: list[Path]) -> None:
         classpath=os.pathsep.join(map(str, jars)),
         die_on_exit=True,
         enable_auth=True,  # otherwise any user of the machine could run code in it
+        create_new_process_group=True,  # a terminal sends SIGINT to all of its group
     )
     try:
         java: Any = gateway.jvm

@@ -19,7 +19,7 @@ import typer
 from pubsub.cli.common import Common
 from pubsub.cli.interruption import cancelled_by
 from pubsub.cli.output import Format
-from pubsub.cli.telling import tell
+from pubsub.cli.telling import CANCELED, tell
 from pubsub.errors import PubsubError
 
 FAILED: Final = 1
@@ -63,7 +63,7 @@ def carry_out(common: Common, work: Coroutine[object, object, int | None]) -> No
         tell(error, verbose=common.verbose)
         code = FAILED
     except asyncio.CancelledError:
-        print("ERROR:  canceling statement due to user request", file=sys.stderr)
+        print(CANCELED, file=sys.stderr)
         code = INTERRUPTED
     raise typer.Exit(code or 0)
 
@@ -115,6 +115,9 @@ def setup(
     except PubsubError as error:
         print(error.report(), file=sys.stderr)
         raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        print(CANCELED, file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     print(f'the jars are in "{where}"')
 
 

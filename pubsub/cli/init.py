@@ -10,6 +10,7 @@ subscription fail; then the statements are printed, and the exit code is 1.  No 
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -86,7 +87,7 @@ async def run_init(common: Common, wanted: Wanted) -> int:
 
     if not (wanted.yes or wanted.dry_run or _can_ask()):
         raise typer.BadParameter("give --yes or --dry-run where nobody can be asked")
-    conninfo = wanted.conninfo or _ask("The publisher, as a connection string (host=… dbname=… user=…)")
+    conninfo = wanted.conninfo or await _ask("The publisher, as a connection string (host=… dbname=… user=…)")
     server = await check(conninfo, None)
     _tell(server)
     publication = await _publication(conninfo, wanted) if len(server) > 1 else None
@@ -118,7 +119,7 @@ async def _publication(conninfo: str, wanted: Wanted) -> _Publication:
         if name is None:
             there = f" (there are {', '.join(existing)})" if existing else ""
             default = existing[0] if len(existing) == 1 else connection.dbname
-            name = default if wanted.yes or wanted.dry_run else _ask(f"The publication{there}", default=default)
+            name = default if wanted.yes or wanted.dry_run else await _ask(f"The publication{there}", default=default)
         if name in existing:
             if wanted.tables:
                 hint = "Name another one, or leave --table out."
@@ -145,7 +146,7 @@ async def _make_publication(conninfo: str, publication: _Publication, wanted: Wa
     _say("", "On the publisher:", f"    {publication.statement}")
     if wanted.dry_run:
         return True
-    if not _agreed("Make the publication?", wanted):
+    if not await _agreed("Make the publication?", wanted):
         return False
     async with await Connection.connect(conninfo, application_name="pubsub init") as connection:
         try:
@@ -172,7 +173,7 @@ async def _subscribe(common: Common, conninfo: str, publication: str, wanted: Wa
     _say("", f'In the node "{common.home}":', f"    {create(mask_conninfo(conninfo))};")
     if wanted.dry_run:
         return 0
-    if not _agreed("Make the subscription?", wanted):
+    if not await _agreed("Make the subscription?", wanted):
         return _FAILED
     make_home(common.home)
     _write_settings(common.home)
@@ -230,26 +231,37 @@ def _next_steps(home: Path) -> Sequence[str]:
     )
 
 
-def _agreed(question: str, wanted: Wanted) -> bool:
+async def _agreed(question: str, wanted: Wanted) -> bool:
     if wanted.yes:
         return True
-    return _input(f"{question} [Y/n] ").strip().lower() in {"", "y", "yes"}
+    return (await _input(f"{question} [Y/n] ")).strip().lower() in {"", "y", "yes"}
 
 
-def _ask(question: str, *, default: str = "") -> str:
+async def _ask(question: str, *, default: str = "") -> str:
     if not _can_ask():
         raise typer.BadParameter("CONNINFO is missing, and nobody can be asked")
     shown = f" [{default}]" if default else ""
-    while not (answer := _input(f"{question}{shown}: ").strip() or default):
+    while not (answer := (await _input(f"{question}{shown}: ")).strip() or default):
         pass
     return answer
 
 
-def _input(prompt: str) -> str:
+async def _input(prompt: str) -> str:
+    """Ask, and return a line from the terminal.  Unlike in input(), a signal's cancellation ends the wait for it."""
+    print(prompt, end="", flush=True)
+    loop, typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, typed.set)
     try:
-        return input(prompt)
-    except EOFError:
-        raise typer.BadParameter("the input has ended") from None
+        await typed.wait()
+    except asyncio.CancelledError:
+        print()
+        raise
+    finally:
+        loop.remove_reader(sys.stdin)
+    line = sys.stdin.readline()
+    if not line:
+        raise typer.BadParameter("the input has ended")
+    return line
 
 
 def _can_ask() -> bool:

@@ -15,7 +15,7 @@ from pubsub.cli.daemon_session import DaemonSession
 from pubsub.cli.display import Display
 from pubsub.cli.interruption import cancelled_by
 from pubsub.cli.output import Format
-from pubsub.cli.telling import tell
+from pubsub.cli.telling import CANCELED, tell
 from pubsub.errors import PubsubError
 from pubsub.node.node import Node, Result
 from pubsub.sql.parser import script_statements
@@ -63,7 +63,7 @@ def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) 
         except Exception as error:
             tell(error, verbose=common.verbose)
         except asyncio.CancelledError:
-            print("ERROR:  canceling statement due to user request", file=sys.stderr)
+            print(CANCELED, file=sys.stderr)
 
     prompt = Prompt(
         lambda statement: tried(_run(node, common, statement, display)),
@@ -75,16 +75,15 @@ def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) 
     print('pubsub: type "help" for help.')
     while True:
         try:
-            line = input(prompt.prompt)
+            if not prompt.take(input(prompt.prompt)):
+                return
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
+            # Also just before or after a statement, which has its own way to be cancelled.
             print()
             prompt.forget()
-            continue
-        if not prompt.take(line):
-            return
 
 
 async def _describe(node: Node, command: str, pattern: str, display: Display) -> None:

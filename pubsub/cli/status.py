@@ -28,14 +28,21 @@ _NAMED: Final = 5
 
 async def show(common: Common, *, watch: bool, as_json: bool) -> None:
     """Print the status once, or every second until interrupted.  Raises PubsubError."""
-    async with Node(common.home, workers=False, make=False) as node:
-        if as_json:
-            while True:
-                print(json.dumps((await node.status()).as_json(), ensure_ascii=False), flush=True)
-                if not watch:
-                    return
-                await asyncio.sleep(_INTERVAL)
-        await _show(common, node, watch=watch)
+    try:
+        async with Node(common.home, workers=False, make=False) as node:
+            await (_show_json(node, watch=watch) if as_json else _show(common, node, watch=watch))
+    except asyncio.CancelledError:
+        if not watch:
+            raise
+        # Ctrl-C is a way to stop watching.
+
+
+async def _show_json(node: Node, *, watch: bool) -> None:
+    while True:
+        print(json.dumps((await node.status()).as_json(), ensure_ascii=False), flush=True)
+        if not watch:
+            return
+        await asyncio.sleep(_INTERVAL)
 
 
 async def _show(common: Common, node: Node, *, watch: bool) -> None:
@@ -46,18 +53,15 @@ async def _show(common: Common, node: Node, *, watch: bool) -> None:
     if not watch:
         console.print(picture(await node.status(), str(common.home)))
         return
-    try:
-        if console.is_terminal:
-            from pubsub.cli.watch import watch as on_screen
+    if console.is_terminal:
+        from pubsub.cli.watch import watch as on_screen
 
-            await on_screen(node, console)
-            return
-        while True:
-            console.print(picture(await node.status(), str(common.home)))
-            console.file.flush()
-            await asyncio.sleep(_INTERVAL)
-    except asyncio.CancelledError:
-        return  # Ctrl-C is a way to stop watching
+        await on_screen(node, console)
+        return
+    while True:
+        console.print(picture(await node.status(), str(common.home)))
+        console.file.flush()
+        await asyncio.sleep(_INTERVAL)
 
 
 def line(text: str, style: str = "") -> Text:

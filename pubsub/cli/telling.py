@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from pubsub.errors import PubsubError
+
+CANCELED: Final = "ERROR:  canceling statement due to user request"
+"""What a command says that a signal has ended (postgres.c: ProcessInterrupts)."""
 
 
 def tell(error: Exception, *, verbose: bool) -> None:

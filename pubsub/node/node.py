@@ -27,6 +27,7 @@ from catalog.records import PinnedSnapshot, State, Subscription
 from catalog.states import RelState
 from launcher.notices import Notice
 from pubsub import object_stores
+from pubsub.concurrency import in_thread
 from pubsub.errors import (
     ConnectionFailure,
     NoCatalog,
@@ -365,8 +366,9 @@ class Node:
             from pubsub.delta.spark.jvm_transactions import SparkTransactions
 
             logs.configure_unless_done()
-            spark = await asyncio.to_thread(self._spark)
-            await asyncio.to_thread(carry_out, SparkTransactions(spark), kind, payload)
+            # To the end: a pin that is interrupted is released afterwards, and Spark is stopped.
+            spark = await in_thread(self._spark)
+            await in_thread(lambda: carry_out(SparkTransactions(spark), kind, payload))
 
     def _wake_workers(self) -> None:
         if self._service is not None:

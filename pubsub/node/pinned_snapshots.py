@@ -3,8 +3,8 @@
     the catalog lists the snapshot ─► each table's properties hold its files and its log (pubsub.delta.pins)
     ─► every version is looked at once more, file by file ─► the catalog's row is complete
 
-Only then is the look final: before the commits, a VACUUM could have removed what it has just seen.  A command that ends
-in between leaves a row that is not complete; it can be dropped.
+Only then is the look final: before the commits, a VACUUM could have removed what it has just seen.  A command that is
+interrupted in between takes everything back; one that is killed leaves a row that is not complete, which can be dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from catalog.database import now
@@ -41,25 +42,32 @@ async def pin(catalog: Catalog, carry: Carry, snapshot: Snapshot, name: str) -> 
     """Keep the versions of `snapshot` readable under `name`, until `drop`.
 
     Raises DuplicateObject for a name that is taken; UndefinedFile if a version cannot be read any more, and what `carry`
-    raises: then nothing is pinned.
+    raises: then nothing is pinned, nor if it is cancelled.
     """
     require_name(name)
     tables = tuple(
         PinnedTable(relation, path, version) for relation, (version, path) in sorted(snapshot.tables.items())
     )
     paths = [one.path for one in tables]
-    await catalog.add_pinned_snapshot(PinnedSnapshot(name, snapshot.subscription, snapshot.lsn, now(), False, tables))
+    new = PinnedSnapshot(name, snapshot.subscription, snapshot.lsn, now(), False, tables)
     try:
+        await catalog.add_pinned_snapshot(new)
         await carry("pin", name, paths)
         for one in tables:
             await asyncio.to_thread(version_files.require_readable, one.path, one.relation, one.version)
-    except Exception:
+        await catalog.complete_pinned_snapshot(name)
+    except (Exception, asyncio.CancelledError):
         # If that fails, too, the snapshot stays in the catalog, not complete, and can be dropped.
         with suppress(PubsubError):
-            await carry("release", name, paths)
-            await catalog.drop_pinned_snapshot(name)
+            if await _is_there(catalog, new):
+                await carry("release", name, paths)
+                await catalog.drop_pinned_snapshot(name)
         raise
-    await catalog.complete_pinned_snapshot(name)
+
+
+async def _is_there(catalog: Catalog, new: PinnedSnapshot) -> bool:
+    """Return whether the catalog lists this very snapshot, and not an earlier one that has its name."""
+    return any(replace(one, complete=False) == new for one in (await catalog.state()).pinned_snapshots)
 
 
 async def drop(catalog: Catalog, carry: Carry, name: str) -> None:

@@ -67,7 +67,9 @@ def select(state: State, sql: str, resets: list[int | None] | None = None) -> Ro
     try:
         # Read with arro3, which deltalake brings: pyarrow imports NumPy, and that takes longer than most queries.
         table = tables.builder().execute(spelled(translated.sql)).read_all()
-    except Exception as error:
+    except BaseException as error:
+        if not outputs.of_engine(error):
+            raise
         raise outputs.complaint(error) from error
     rows = outputs.rows(table, translated)
     if reset_places:
@@ -112,7 +114,9 @@ class Query:
                 yield outputs.rows(Table.from_batches([batch]), self._translated)
         except PubsubError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not outputs.of_engine(error):
+                raise
             raise outputs.complaint(error) from error
 
 

@@ -286,3 +286,24 @@ SELECT concat(i, '') FROM kept ORDER BY id
 SELECT i || '' FROM kept ORDER BY id
 SELECT c::text FROM kept ORDER BY id
 SELECT id, ch LIKE 'ab', ch LIKE 'ab%', ch ~ 'b$' FROM kept ORDER BY id
+SELECT 'a' LIKE p, p LIKE ('a' || '%'), full_name LIKE "Mixed Case", code LIKE code FROM customers, (VALUES ('a\\'), ('b')) v(p) ORDER BY id, p
+SELECT NULL::text LIKE p, p LIKE NULL FROM (VALUES ('a\'), ('b')) v(p)
+SELECT repeat(full_name, NULL::int), lpad(full_name, NULL::int), replace(full_name, '', NULL), replace(full_name, 'n', NULL) FROM customers ORDER BY id
+SELECT rpad(full_name, id - 3, 'xy'), lpad(full_name, id - 3), repeat(full_name, id - 3), lpad(full_name, 9, '') FROM customers ORDER BY id
+SELECT part / (id - 4), ratio / (id - 4) FROM customers WHERE id = 4
+SELECT id FROM customers ORDER BY -ratio, id
+SELECT -ratio AS x FROM customers UNION SELECT ratio FROM customers ORDER BY 1
+SELECT id, -ratio = ratio, -ratio > 5, 'Infinity'::float8 * (id - 1) = 'NaN', greatest(-ratio, 1), least(-ratio, 1) FROM customers ORDER BY id
+SELECT active, max(ratio), min(ratio), max(-ratio), min(-ratio) FROM customers GROUP BY active ORDER BY 1
+SELECT id, min('NaN'::float8), max('-Infinity'::float8), min('Infinity'::real), max('-Infinity'::real) FROM customers GROUP BY id ORDER BY id
+SELECT min(ratio) FILTER (WHERE id = 4), max(ratio) FILTER (WHERE id < 4), min(ratio) FILTER (WHERE id > 4), min(DISTINCT ratio) FROM customers
+SELECT active FROM customers GROUP BY active ORDER BY max(ratio), min(ratio) DESC
+SELECT min(-ratio) OVER (ORDER BY id DESC), max(ratio) OVER (ORDER BY id) FROM customers ORDER BY id
+SELECT (balance / -2.25)::float8, -(balance / 7)::float8, (balance / 7)::float8 * ratio, ratio + (balance / 7), 'NaN'::float8 / (balance / 7) FROM customers WHERE id < 3 ORDER BY id
+SELECT avg(balance) * ratio, avg(balance)::float8 FROM customers WHERE id < 3 GROUP BY ratio ORDER BY ratio
+SELECT DISTINCT born - seen, seen - born FROM customers ORDER BY 1
+SELECT seen - timestamp '2024-01-01' AS x FROM customers UNION SELECT created - timestamptz '2024-01-01 00:00+00' FROM customers ORDER BY x
+SELECT x, x = y FROM (SELECT born - seen AS x, seen - born AS y FROM customers) s ORDER BY 1
+SELECT id, balance AS b FROM customers ORDER BY (1) DESC, ((b))
+SELECT DISTINCT ON ((active)) active, id FROM customers ORDER BY (1), (2) DESC
+SELECT active, count(*) FROM customers GROUP BY ((1)) ORDER BY ((active))

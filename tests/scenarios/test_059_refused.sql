@@ -99,3 +99,11 @@ SELECT inet '10.1.2.300'
 SELECT inet '10.1.2.3/33'
 SELECT id FROM kept WHERE b = '1x1'
 SELECT f % 2 FROM kept
+SELECT count(*) FROM customers GROUP BY 'x'
+SELECT count(*) FROM customers GROUP BY id, NULL
+SELECT id FROM customers ORDER BY true
+SELECT to_hex(small) FROM customers
+SELECT array_agg('a') FROM customers
+SELECT count(*) FROM customers GROUP BY - 1.5
+SELECT id FROM customers ORDER BY -1
+SELECT id FROM customers ORDER BY - 100000000000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -161,8 +162,8 @@ def test_without_a_terminal_nobody_is_asked(database: Database, tmp_path: Path) 
     assert "--yes" in ran.stderr
 
 
-@pytest.mark.parametrize("answer", ["", "n"])
-def test_it_asks_on_a_terminal(database: Database, tmp_path: Path, answer: str) -> None:
+@pytest.mark.parametrize("answer", ["", "n", None], ids=["yes", "no", "SIGINT"])
+def test_it_asks_on_a_terminal(database: Database, tmp_path: Path, answer: str | None) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -186,19 +187,23 @@ def test_it_asks_on_a_terminal(database: Database, tmp_path: Path, answer: str) 
                 return question in said
 
             wait_until(asked, f"{question} in {said}")
-            os.write(ours, f"{given}\n".encode())
+            if given is None:
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(ours, f"{given}\n".encode())
         try:
             while more := os.read(ours, 4096):
                 said += more.decode(errors="replace")
         except OSError:
             pass  # the end of a terminal whose last process has ended
-        assert process.wait(PATIENCE) == (1 if answer else 0), said
+        assert process.wait(PATIENCE) == {"": 0, "n": 1, None: 130}[answer], said
+        assert ("ERROR:  canceling statement due to user request" in said) == (answer is None)
     finally:
         process.kill()
         process.wait()
         os.close(ours)
     made = database.query("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()")
-    assert made == [(0 if answer else 1,)]
-    if not answer:
+    assert made == [(1 if answer == "" else 0,)]
+    if answer == "":
         ran = CliRunner().invoke(app, ["--home", str(tmp_path / "node"), "sql", "DROP SUBSCRIPTION p"])
         assert ran.exit_code == 0, ran.output

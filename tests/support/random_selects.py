@@ -1,7 +1,8 @@
-"""Random expressions for SELECT: templates of what docs/select.md allows, with random values of each type in them."""
+"""Random expressions and queries for SELECT: templates of what docs/select.md allows, with random values or columns in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 from typing import Final
 
@@ -243,12 +244,44 @@ TEMPLATES: Final = [
 ]
 
 
-@st.composite
-def expressions(draw: st.DrawFn) -> str:
-    """Draw an expression."""
+#: Columns of the table customers (test_059_select.py), by the kinds of their values.
+_COLUMNS: Final = {
+    "small": "small", "int": "id", "big": "big", "numeric": "balance", "real": "part", "double": "ratio", "text": "full_name",
+    "varchar": '"Mixed Case"', "char": "code", "bool": "active", "date": "born", "timestamp": "seen", "timestamptz": "created",
+}  # fmt: skip
+#: One row has letters that are not ASCII, of which lower and upper make what follows from the server's locale.
+_ROWS: Final = "FROM customers WHERE id <> 3"
+_EACH_ROW: Final = f"SELECT id, {{}} {_ROWS} ORDER BY id"
+_SHAPES: Final = [
+    _EACH_ROW,
+    f"SELECT active, min({{}}) {_ROWS} GROUP BY active ORDER BY 1",
+    f"SELECT active, max({{}}) {_ROWS} GROUP BY active ORDER BY 1",
+    f"SELECT count(DISTINCT {{}}) {_ROWS}",
+    f"SELECT count(*) {_ROWS} GROUP BY {{}} ORDER BY 1",
+    f"SELECT DISTINCT {{}} {_ROWS} ORDER BY 1",
+    f"SELECT id {_ROWS} ORDER BY ({{}}) DESC, id",
+    f"SELECT id, min({{}}) OVER (ORDER BY id) {_ROWS} ORDER BY id",
+]
+
+
+def _filled(draw: st.DrawFn, columns: Mapping[str, str]) -> str:
     parts = draw(st.sampled_from(TEMPLATES)).split("{")
     found = parts[0]
     for part in parts[1:]:
         kind, _, rest = part.partition("}")
-        found += draw(VALUES[kind]) + rest
+        found += (columns[kind] if kind in columns and draw(st.booleans()) else draw(VALUES[kind])) + rest
     return found
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> str:
+    """Draw an expression."""
+    return _filled(draw, {})
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> str:
+    """Draw a query over the rows of customers."""
+    expression = _filled(draw, _COLUMNS)
+    # Within a function a quotient has fewer digits than PostgreSQL's (docs/select.md).
+    return draw(st.sampled_from(_SHAPES if " / " not in expression else [_EACH_ROW])).format(expression)

@@ -210,7 +210,8 @@ def _number(value: Value, wanted: Type) -> Value:
         exact = composed(lambda one: rounded(one, wanted.scale), value) if value.exact else None
         inner = f"round({sql}, {wanted.scale})" if given.name == "numeric" and given.scale > wanted.scale else sql
         return Value(wanted, f"CAST({inner} AS {wanted.engine})", exact)
-    return Value(wanted, f"CAST({sql} AS {wanted.engine})")
+    exact = composed(float, value) if value.exact and wanted == FLOAT8 else None
+    return Value(wanted, f"CAST({sql} AS {wanted.engine})", exact)
 
 
 def half_even(sql: str) -> str:

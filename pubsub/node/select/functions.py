@@ -25,6 +25,7 @@ from pubsub.node.select.types import (
     FLOAT8,
     INT4,
     INT8,
+    INTERVAL,
     LSN,
     OTHER,
     TEXT,
@@ -58,18 +59,18 @@ left(text, int4) text: left({0}, {1})
 right(text, int4) text: right({0}, {1})
 substr(text, int4) text: substr({0}, {1})
 substring(text, int4) text: substr({0}, {1})
-lpad(text, int4) text: lpad({0}, {1})
-lpad(text, int4, text) text: lpad({0}, {1}, {2})
-rpad(text, int4) text: rpad({0}, {1})
-rpad(text, int4, text) text: rpad({0}, {1}, {2})
+lpad(text, int4) text: lpad({0}, CASE WHEN {1} < 0 THEN 0 ELSE {1} END)
+lpad(text, int4, text) text: lpad({0}, CASE WHEN {1} < 0 THEN 0 ELSE {1} END, {2})
+rpad(text, int4) text: rpad({0}, CASE WHEN {1} < 0 THEN 0 ELSE {1} END)
+rpad(text, int4, text) text: rpad({0}, CASE WHEN {1} < 0 THEN 0 ELSE {1} END, {2})
 btrim(text) text: btrim({0}, ' ')
 btrim(text, text) text: btrim({0}, {1})
 ltrim(text) text: ltrim({0}, ' ')
 ltrim(text, text) text: ltrim({0}, {1})
 rtrim(text) text: rtrim({0}, ' ')
 rtrim(text, text) text: rtrim({0}, {1})
-replace(text, text, text) text: CASE WHEN {1} = '' THEN {0} ELSE replace({0}, {1}, {2}) END
-repeat(text, int4) text: repeat({0}, greatest({1}, 0))
+replace(text, text, text) text: CASE WHEN {1} = '' AND {2} IS NOT NULL THEN {0} ELSE replace({0}, {1}, {2}) END
+repeat(text, int4) text: repeat({0}, CASE WHEN {1} < 0 THEN 0 ELSE {1} END)
 split_part(text, text, int4) text: split_part({0}, {1}, {2})
 strpos(text, text) int4: strpos({0}, {1})
 position(text, text) int4: strpos({0}, {1})
@@ -173,7 +174,8 @@ def _coalesce(name: str, given: Sequence[Value]) -> Value | None:
     if not given:
         return None
     type_, values = unified(name.upper(), given)
-    if name != "coalesce" and not (type_.has_order and type_.element is None):
+    # Characters of several lengths are equal, and the first is taken.
+    if name != "coalesce" and not (type_.has_order and type_.element is None and type_ != BPCHAR):
         raise FeatureNotSupported(f"{name.upper()} of type {type_.name} is not supported", hint=kept_hint(type_))
     return Value(type_, f"{name}({', '.join(value.engine for value in values)})")
 
@@ -346,6 +348,12 @@ def _substring(_: str, given: Sequence[Value]) -> Value | None:
     return Value(TEXT, f"substr({text.engine}, {start.engine}, {length.engine})")
 
 
+def _to_hex(name: str, given: Sequence[Value]) -> Value | None:
+    if len(given) == 1 and given[0].type.name == "smallint":
+        raise PubsubError("function to_hex(smallint) is not unique", sqlstate="42725")
+    return None
+
+
 def _array_length(name: str, given: Sequence[Value]) -> Value | None:
     if not given or given[0].type.element is None:
         return None
@@ -378,6 +386,7 @@ _SPECIAL: Final[dict[str, Callable[[str, Sequence[Value]], Value | None]]] = {
         ("now", "current_timestamp", "current_date", "transaction_timestamp", "statement_timestamp", "clock_timestamp"),
         _now,
     ),
+    "to_hex": _to_hex,
     "version": _version,
     "date_trunc": _date_trunc,
     "date_part": _date_part,
@@ -402,6 +411,10 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
         return Value(TEXT, f"string_agg({_distinct(distinct)}{text}, {between}{order})")
     if len(given) != 1:
         raise undefined(name, given)
+    if name == "array_agg" and given[0].type == UNKNOWN:
+        raise PubsubError("function array_agg(unknown) is not unique", sqlstate="42725")
+    if name == "array_agg" and given[0].type == INTERVAL:
+        raise FeatureNotSupported("function array_agg(interval) is not supported")
     value = given[0] if given[0].type != UNKNOWN else coerced(given[0], TEXT)
     type_, inner = value.type, _distinct(distinct)
     match name:
@@ -425,6 +438,10 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
                 None if window else sql,
                 None if window else composed(divide, Value(wide, total), Value(INT8, f"nullif({many}, 0)")),
             )
+        case "min" | "max" if type_ in (FLOAT4, FLOAT8) and not window:
+            # In groups, DataFusion's own begin with the greatest finite number, and order NaN in ways of their own.
+            down = " DESC" if name == "max" else ""
+            return Value(type_, f"first_value({value.engine} ORDER BY {value.engine}{down} NULLS LAST)")
         case "min" | "max" if type_ not in (BOOL, VOID) and type_.has_order and type_.element is None:
             shown = TEXT if type_.is_text and type_.name != "character" else type_
             return Value(shown, f"{name}({value.engine})")

@@ -28,7 +28,7 @@ from pubsub.node.select.types import (
     implicit,
     numeric,
 )
-from pubsub.node.select.values import Value, composed, quoted
+from pubsub.node.select.values import UNFINISHED, Value, composed, quoted
 
 #: Regular expressions that mean the same in PostgreSQL and in DataFusion.
 _PLAIN_REGEX: Final = re.compile(
@@ -128,7 +128,7 @@ def arithmetic(operator: str, left: Value, right: Value) -> Value:
         return _integers(operator, left, right, type_)
     if type_.name == "numeric":
         return _numerics(operator, coerced(left, numeric(0)), coerced(right, numeric(0)))
-    return _floats(operator, as_float(left), as_float(right), FLOAT8 if type_ != FLOAT4 else FLOAT4)
+    return _floats(operator, cast(left, FLOAT8), cast(right, FLOAT8), FLOAT8 if type_ != FLOAT4 else FLOAT4)
 
 
 def _integers(operator: str, left: Value, right: Value, type_: Type) -> Value:
@@ -156,12 +156,20 @@ def _numerics(operator: str, left: Value, right: Value) -> Value:
     return Value(numeric(scale), f"({one} {operator} {other})", composition)
 
 
-def _floats(operator: str, one: str, other: str, type_: Type) -> Value:
+def _floats(operator: str, left: Value, right: Value, type_: Type) -> Value:
+    one, other = left.engine, right.engine
+    exact = composed(values.FLOATS[operator], left, right) if type_ == FLOAT8 and (left.exact or right.exact) else None
     if operator == "/":
         # The integer division raises for zero, where a division of doubles would give infinity.
-        other = f"({other} * CAST(1 / CAST({other} <> 0.0 AS BIGINT) AS DOUBLE))"
-    sql = f"({one} {operator} {other})"
-    return Value(type_, sql if type_ == FLOAT8 else f"CAST({sql} AS REAL)")
+        allowed = f"({other} <> 0.0 OR {one} IS NULL OR isnan({one}))"
+        other = f"({other} * CAST(1 / CAST({allowed} AS BIGINT) AS DOUBLE))"
+    sql = unsigned_nan(f"({one} {operator} {other})")
+    return Value(type_, sql if type_ == FLOAT8 else f"CAST({sql} AS REAL)", exact)
+
+
+def unsigned_nan(sql: str) -> str:
+    """Return a double whose NaN, if it is one, has no sign: a negative one would be less than any number."""
+    return f"nanvl({sql}, CAST('NaN' AS DOUBLE))"
 
 
 def _on_times(operator: str, left: Value, right: Value) -> Value | None:
@@ -216,6 +224,8 @@ def negated(value: Value) -> Value:
             return Value(value.type, f"(- {value.engine})")
         return Value(value.type, f"CAST(- CAST({value.engine} AS DECIMAL(20, 0)) AS {value.type.engine})")
     exact = composed(lambda one: -one, value) if value.exact else None
+    if not value.type.is_exact:
+        return Value(value.type, f"CAST({unsigned_nan(f'(- {as_float(value)})')} AS {value.type.engine})", exact)
     return Value(value.type, f"(- {value.engine})", exact)
 
 
@@ -247,8 +257,15 @@ def like(operator: str, left: Value, right: Value, escape: str | None) -> Value:
         if not isinstance(right.literal, str) or len(escape) > 1:
             raise FeatureNotSupported("ESCAPE is supported with a literal pattern and one character only")
         pattern = quoted(_escaped(right.literal, escape))
-    elif isinstance(right.literal, str) and _ends_in_escape(right.literal):
-        raise PubsubError("LIKE pattern must not end with escape character", sqlstate="22025")
+    elif isinstance(right.literal, str):
+        if _ends_in_escape(right.literal):
+            raise FeatureNotSupported(UNFINISHED)
+    elif right is not values.NULL:
+        # DataFusion takes the escape for a character.  PostgreSQL raises an error for some texts, and others do not match.
+        one = _with_blanks(left)
+        odd = f"(character_length({pattern}) - character_length(rtrim({pattern}, '\\'))) % 2 = 1"
+        error = f"(CAST(concat({quoted(UNFINISHED)}, {pattern}) AS INT) = 0)"
+        return Value(BOOL, f"(CASE WHEN {one} IS NOT NULL AND {odd} THEN {error} ELSE {one} {operator} {pattern} END)")
     return Value(BOOL, f"({_with_blanks(left)} {operator} {pattern})")
 
 
@@ -269,7 +286,7 @@ def _escaped(pattern: str, escape: str) -> str:
         if escape and one == escape:
             place += 1
             if place == len(pattern):
-                raise PubsubError("LIKE pattern must not end with escape character", sqlstate="22025")
+                raise FeatureNotSupported(UNFINISHED)
             found += ("\\" if pattern[place] in "%_\\" else "") + pattern[place]
         else:
             found += "\\\\" if one == "\\" else one

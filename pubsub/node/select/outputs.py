@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.node.select.translated import Output, Translated
+from pubsub.node.select.values import UNFINISHED
 from pubsub.protocol.lsn import Lsn
 from pubsub.texts import Single
 
@@ -22,10 +23,10 @@ _COMPLAINTS: Final = (
     (re.compile(r"is out of range Int16"), "smallint out of range", "22003"),
     (re.compile(r"is out of range Int32"), "integer out of range", "22003"),
     (re.compile(r"is out of range Int64|Can't cast value \S+ to type Int64"), "bigint out of range", "22003"),
-    (re.compile(r"[Oo]verflow"), "value out of range", "22003"),
+    (re.compile(r"(?<!capacity )[Oo]verflow"), "value out of range", "22003"),
     (re.compile(r"too (?:large|small) to store"), "numeric field overflow", "22003"),
     (
-        re.compile(r"Correlated scalar subquery|more than one row|returned more than one"),
+        re.compile(r"more than one row|returned more than one"),
         "more than one row returned by a subquery used as an expression",
         "21000",
     ),
@@ -84,9 +85,16 @@ _CONVERTED: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def complaint(error: Exception) -> PubsubError:
+def of_engine(error: BaseException) -> bool:
+    """Return whether an error may be DataFusion's, whose panics are no Exceptions."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def complaint(error: BaseException) -> PubsubError:
     """Return DataFusion's error in PostgreSQL's words; FeatureNotSupported for an unknown one."""
     text = str(error)
+    if UNFINISHED in text:
+        return FeatureNotSupported(UNFINISHED)
     if match := _UNREADABLE.search(text):
         value = next(one for one in (match[1], match[3], match[5]) if one is not None)
         kind = match[2] or match[4] or "Timestamp"

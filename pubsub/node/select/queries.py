@@ -22,7 +22,7 @@ from pubsub.node.select.names import figure_name
 from pubsub.node.select.relations import Relations, kept_whole, renamed
 from pubsub.node.select.scope import Scope, folded, value_of
 from pubsub.node.select.translated import Finder, Output, Relation, Translated
-from pubsub.node.select.types import INTERVAL, TEXT, UNKNOWN, Type, common
+from pubsub.node.select.types import BPCHAR, INTERVAL, TEXT, UNKNOWN, Type, common
 from pubsub.node.select.values import Value
 
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}
@@ -59,7 +59,8 @@ class Queries:
     def statement(self, node: Any) -> Translated:
         """Translate the outermost query.  Raises PubsubError in PostgreSQL's words, and FeatureNotSupported."""
         functions.BEGUN.set(datetime.now(UTC))
-        return self.query(node, None, outermost=True)
+        found = self.query(node, None, outermost=True)
+        return replace(found, columns=tuple(map(_finished, found.columns)))
 
     def query(self, node: Any, parent: Scope | None, *, outermost: bool = False) -> Translated:
         """Translate a query; `parent` is the scope of the enclosing query."""
@@ -227,7 +228,8 @@ class Queries:
         read.clause = "GROUP BY"
         found = []
         for one in group.expressions:
-            wanted = one.this if isinstance(one, exp.Paren) else one
+            wanted = one.unnest()
+            _check_constant(wanted, "GROUP BY")
             if isinstance(wanted, exp.Literal) and not wanted.is_string:
                 wanted = items[_place(wanted, len(items), "GROUP BY")][1]
             elif isinstance(wanted, exp.Column) and wanted.args.get("table") is None:
@@ -280,6 +282,10 @@ class Queries:
                 continue
             value = values[place][2]
             sql = read.sortable(value)
+            if sql != value.sql and node.args.get("distinct") is not None and not on:
+                raise FeatureNotSupported(
+                    f"DISTINCT with ORDER BY of type {value.type.name} is not supported", hint="Cast it to text."
+                )
             parts.append(direction(one, sql if on or sql != value.sql else columns[place].engine))
         return f" ORDER BY {', '.join(parts)}"
 
@@ -299,7 +305,8 @@ class Queries:
             if found is None:
                 message = f"{word} types {one.type.name} and {other.type.name} cannot be matched"
                 raise PubsubError(message, sqlstate="42804")
-            if node.args.get("distinct") is not False and not found.has_equality:
+            # Characters of several lengths can be equal.
+            if node.args.get("distinct") is not False and not (found.has_equality and found != BPCHAR):
                 raise FeatureNotSupported(f"{word} of type {found.name} is not supported")
             types.append(found)
         columns = tuple(
@@ -354,6 +361,13 @@ class Queries:
         return self._modified(sql, tuple(columns), node)
 
 
+def _finished(column: Output) -> Output:
+    """Let Python write the intervals of DISTINCT and of sets of queries, which are microseconds until then."""
+    if column.type != INTERVAL or column.exact is not None:
+        return column
+    return replace(column, exact=interval_shown(Value(INTERVAL, column.engine)).exact, leaves=(column.engine,))
+
+
 def _modified(node: Any) -> bool:
     return any(node.args.get(part) for part in ("order", "limit", "offset", "with_"))
 
@@ -368,11 +382,26 @@ def _place(literal: Any, many: int, clause: str) -> int:
     return place - 1
 
 
+def _check_constant(node: Any, clause: str) -> None:
+    """Refuse a constant that is not a column's number (parse_clause.c: findTargetlistEntrySQL92)."""
+    number = node.this if isinstance(node, exp.Neg) else node
+    if (
+        isinstance(number, exp.Literal)
+        and not number.is_string
+        and number.this.isdigit()
+        and int(number.this) < 1 << 31
+    ):
+        if number is not node:
+            raise PubsubError(f"{clause} position -{number.this} is not in select list", sqlstate="42P10")
+    elif isinstance(node, exp.Null | exp.Boolean) or isinstance(number, exp.Literal):
+        raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
+
+
 def _by_name(node: Any, columns: tuple[Output, ...], clause: str) -> int | None:
     """Return the index of the column that ORDER BY or DISTINCT ON gives by name or number; None for an expression."""
+    node = node.unnest()
+    _check_constant(node, clause)
     if isinstance(node, exp.Literal):
-        if node.is_string:
-            raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
         return _place(node, len(columns), clause)
     if not isinstance(node, exp.Column) or node.args.get("table") is not None or isinstance(node.this, exp.Star):
         return None

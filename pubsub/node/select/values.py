@@ -7,6 +7,8 @@ Elsewhere `sql` is used, and an expression without it is refused.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -52,6 +54,8 @@ class Value:
 
 
 NULL: Final = Value(UNKNOWN, "NULL")
+#: PostgreSQL refuses such a pattern for some texts, and lets others not match (like_match.c: MatchText).
+UNFINISHED: Final = "a LIKE pattern that ends with the escape character is not supported"
 _CONTEXT: Final = Context(prec=1100)
 
 
@@ -116,6 +120,15 @@ def divide(one: Any, other: Any) -> Decimal:
     quotient = weight - other_weight - (1 if first <= other_first else 0)
     scale = max(16 - quotient * 4, _scale(left), _scale(right), 0)
     return _signed(_CONTEXT.divide(left, right).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _CONTEXT))
+
+
+#: Operators of doubles.  Where they raise an error, DataFusion has raised it before.
+FLOATS: Final[dict[str, Callable[[float, float], float]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda one, other: one / other if other else math.nan,
+}
 
 
 def _leading(value: Decimal) -> tuple[int, int]:

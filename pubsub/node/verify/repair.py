@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from catalog.records import Subscription
+from pubsub.concurrency import in_thread
 from pubsub.digest.forms import RowForm
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.node.verify.report import TableReport
@@ -80,7 +81,7 @@ class Repair:
             for table in tables:
                 for keys in table.parts():
                     self._tell(table.relation)
-                    await asyncio.to_thread(_write, file, keys)
+                    await in_thread(partial(_write, file, keys))
                     done = await self._repair(table, file)
                     if done["reason"] is not None:
                         refused[table.relation] = str(done["reason"])

@@ -25,7 +25,7 @@ from catalog.database import now
 from catalog.records import Outcome, State, Subscription, SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
-from pubsub.concurrency import finish
+from pubsub.concurrency import finish, uncancelled
 from pubsub.digest import source as digest_source
 from pubsub.digest.forms import RowForm
 from pubsub.digest.target import DeltaVersion
@@ -47,7 +47,7 @@ from tablesync.row_forms import CannotCompare, Published, published, row_form, s
 PIN: Final = "pubsub_verify_"
 """The names of pins that verifications make begin so; one that was killed leaves its pin, which the next one drops."""
 
-_ANSWER_SECONDS: Final = 60.0
+_ANSWER_SECONDS: Final = 10.0
 _POLL: Final = 0.1
 #: How often a verification begins anew because no version of a table shows its LSN: the worker had started again.
 _ATTEMPTS: Final = 3
@@ -201,7 +201,8 @@ class Verification:
             try:
                 async with asyncio.timeout(self._bounds.timeout or None):
                     versions = await self._versions(going, point.lsn)
-                    stack.push_async_callback(self._drop_pins)
+                    # Also if the interrupt comes when all is done but this.
+                    stack.push_async_callback(uncancelled(self._drop_pins))
                     await self._pin(point.lsn, going, versions)
                     tables = _Tables(self, point, wanted, state)
                     for number, relation in enumerate(going, 1):
@@ -233,13 +234,13 @@ class Verification:
         """Let the daemon hold a point, and open sessions that see its snapshot; then the daemon can let go of it."""
         self._tell(Status("waits for a snapshot on the publisher"))
         payload = {} if at is None else {"at": str(at)}
-        found = await self._ask("hold point", self._subscription.oid, payload, timeout=POINT_SECONDS)
-        if found is None:
-            raise NotInPrerequisiteState("no daemon runs on the node", hint="Start one: pubsub daemon.")
-        lsn, name = Lsn.parse(found["lsn"]), str(found["snapshot"])
-        imported = f"SET TRANSACTION SNAPSHOT {quote_literal(name)}"
         conninfo = self._subscription.conninfo
         try:
+            found = await self._ask("hold point", self._subscription.oid, payload, timeout=POINT_SECONDS)
+            if found is None:
+                raise NotInPrerequisiteState("no daemon runs on the node", hint="Start one: pubsub daemon.")
+            lsn, name = Lsn.parse(found["lsn"]), str(found["snapshot"])
+            imported = f"SET TRANSACTION SNAPSHOT {quote_literal(name)}"
             connection = await Connection.connect(conninfo, application_name="pubsub verify")
             stack.push_async_callback(connection.close)
             await connection.execute(snapshots.BEGIN)
@@ -249,7 +250,7 @@ class Verification:
             sessions = await finish(asyncio.gather(*opening), cancelled=cut)
         finally:
             with suppress(PubsubError):
-                await self._ask("free point", payload={"id": found["id"]}, timeout=_ANSWER_SECONDS)
+                await uncancelled(self._ask)("free point", self._subscription.oid, timeout=_ANSWER_SECONDS)
         return _Point(lsn, connection, sessions, await published(connection, self._subscription.publications))
 
     async def _versions(self, relations: Sequence[SubscriptionRel], lsn: Lsn) -> dict[int, int]:

@@ -125,6 +125,21 @@ async def test_with_queries_hide_tables(tables: Node) -> None:
         ("SELECT nope FROM orders", PubsubError, 'column "nope" does not exist'),
         ("SELECT * FROM public.empty", UndefinedTable, 'table "public.empty" has no rows yet'),
         ("SELECT * FROM orders, LATERAL (SELECT 1) AS x", FeatureNotSupported, "LATERAL is not supported"),
+        ("SELECT 'ab' LIKE 'a\\'", FeatureNotSupported, "a LIKE pattern that ends with the escape character"),
+        ("SELECT 'ab' LIKE 'a!' ESCAPE '!'", FeatureNotSupported, "a LIKE pattern that ends with the escape character"),
+        (
+            "SELECT 'a' LIKE p FROM (VALUES ('a\\')) v(p)",
+            FeatureNotSupported,
+            "a LIKE pattern that ends with the escape",
+        ),
+        ("SELECT 'a'::char(2) UNION SELECT 'a'::char(3)", FeatureNotSupported, "UNION of type character"),
+        ("SELECT DISTINCT 'a'::char(2) ORDER BY 1", FeatureNotSupported, "DISTINCT with ORDER BY of type character"),
+        ("SELECT least('a'::char(2), 'a'::char(3))", FeatureNotSupported, "LEAST of type character"),
+        (
+            "SELECT (SELECT x.id FROM orders x WHERE x.id = o.id) FROM orders o",
+            FeatureNotSupported,
+            "this query is not supported",
+        ),
     ],
 )
 async def test_select_refused(tables: Node, sql: str, kind: type[PubsubError], message: str) -> None:

@@ -94,15 +94,39 @@ async def test_a_pin_whose_command_was_killed_can_be_dropped(catalog: Catalog, s
 
     def killed(kind: str) -> None:
         if kind == "pin":
-            raise asyncio.CancelledError
+            raise SystemExit
 
     carried.before = killed
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(SystemExit):
         await pinned_snapshots.pin(catalog, carried, snapshot, "a")
     (found,) = (await catalog.state()).pinned_snapshots
     assert not found.complete
     await pinned_snapshots.drop(catalog, carried, "a")
     assert (await catalog.state()).pinned_snapshots == ()
+
+
+async def test_a_pin_that_is_interrupted_is_taken_back(catalog: Catalog, snapshot: Snapshot) -> None:
+    carried = Carried()
+
+    def interrupted(kind: str) -> None:
+        if kind == "pin":
+            raise asyncio.CancelledError
+
+    carried.before = interrupted
+    with pytest.raises(asyncio.CancelledError):
+        await pinned_snapshots.pin(catalog, carried, snapshot, "a")
+    assert (await catalog.state()).pinned_snapshots == ()
+    assert carried.requests[-1] == ("release", "a", 2)
+
+
+async def test_a_pin_whose_name_is_taken_leaves_the_other(catalog: Catalog, snapshot: Snapshot) -> None:
+    await pinned_snapshots.pin(catalog, Carried(), snapshot, "a")
+    carried = Carried()
+    with pytest.raises(DuplicateObject):
+        await pinned_snapshots.pin(catalog, carried, snapshot, "a")
+    (found,) = (await catalog.state()).pinned_snapshots
+    assert found.complete
+    assert carried.requests == []
 
 
 @pytest.mark.parametrize(("name", "sqlstate"), [("", "42602"), ("é" * 32, "42622")])
