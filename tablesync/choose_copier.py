@@ -3,7 +3,7 @@
     a thread of the daemon    a table of less than LEAST_JOB_BYTES, in one chunk: a Spark job would take longer than
                               reading its rows
     a Spark job               any other table, with a task for each chunk; and a small one whose Delta table only Spark
-                              can write (copyjob.copy_here finds that)
+                              can write (copyjob.copy_in_thread finds that)
 
 A chunk is a range of the table's blocks.  After a crash the finished chunks stay (tablesync.may_resume).
 """

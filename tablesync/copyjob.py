@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -30,52 +30,19 @@ from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Transactions, UnknownOutcome
 from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
 from pubsub.delta.writers import arrow_writer, copy_chunks
-from pubsub.errors import InvalidValue, ProgramLimitExceeded
-from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import VARIANT
-from pubsub.publisher import copy_out
 from pubsub.publisher.copy_out import Cut
-from pubsub.publisher.read_table import ReadTable, hold_as_described, lock_sql
-from pubsub.publisher.snapshots import BEGIN
-from pubsub.sql.identifiers import quote_identifier, quote_literal
-from tablesync import task_secrets
+from tablesync import chunk_reader, task_secrets
 from tablesync.choose_copier import Range, ranges, takes_job
+from tablesync.chunk_reader import CopySource
 from tablesync.task_secrets import TaskSecrets
 
 if TYPE_CHECKING:
-    from psycopg import Connection
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
     from catalog.records import CopyPlan
-
-# The longest a task waits for a lock: it holds one of Spark's places, which other commits and copies need.
-_PATIENCE: Final = "5s"
-
-
-@dataclass(frozen=True, slots=True)
-class CopySource:
-    """What to read; the table's columns are in the target's order.
-
-    `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out, and a job's
-    closure holds it in part only (_InTasks).
-    """
-
-    conninfo: str
-    application_name: str
-    table: ReadTable
-    snapshot: str
-    row_filter: str | None
-    lsn: str = ""
-    """The snapshot's LSN."""
-    bytes: int = 0
-    """The approximate size of the publisher's table."""
-    longest: int | None = None
-    """The most bytes that a row may take as COPY sends it; None: as many as it likes."""
-
-    def __repr__(self) -> str:
-        return f"CopySource({self.table})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +64,6 @@ def parallelism(session: SparkSession) -> int:
     return int(session.sparkContext.defaultParallelism)
 
 
-def statement(source: CopySource, block_range: Range, keys: str | None = None) -> str:
-    """Return COPY for one range, or with the condition `keys` for the rows that meet it (tablesync.c: copy_table)."""
-    table = source.table
-    columns = ", ".join(map(quote_identifier, table.columns))
-    row_filter = None if source.row_filter is None else f"({source.row_filter})"
-    rows = copy_out.part_of_table(table.schema, table.name, block_range, keys, row_filter, only=table.only)
-    return f"COPY (SELECT {columns} FROM {rows}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
-
-
-def wait_sql(source: CopySource) -> str:
-    """Return SQL that waits for the lock that reading the table takes, and releases it."""
-    return lock_sql(source.table)
-
-
 def was_locked(error: Exception) -> bool:
     """Return whether a job failed because a task met a lock on the publisher; Spark passes on the error's text only."""
     return "psycopg.errors.LockNotAvailable" in str(error)
@@ -123,7 +76,7 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
     Removes the files of the `earlier` copy's attempts, whose application id is `earlier_copy`, if it was never
     committed.
     """
-    log = arrow_writer.log_of(table.path)
+    log = arrow_writer.writable_log(table.path)
     if log is None:
         return 0, False
     if earlier is not None and log.application_version(earlier_copy) is None:
@@ -134,7 +87,7 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
 
 def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[Action]]:
     """Return the chunks that earlier attempts of the copy have finished; none if only Spark can write the table now."""
-    log = arrow_writer.log_of(table.path)
+    log = arrow_writer.writable_log(table.path)
     if log is None or not arrow_writer.accepts(log, table, rewrites=True):
         return {}
     found = copy_chunks.committed(log, copy, plan.version)
@@ -157,7 +110,7 @@ def copy(
     for a row that breaks a constraint of the Delta table.
     """
     context = session.sparkContext
-    log = arrow_writer.log_of(table.path, transactions)
+    log = arrow_writer.writable_log(table.path, transactions)
     secrets = {"conninfo": source.conninfo, "stores": object_stores.configured()}
     with task_secrets.sent(context, secrets) as given:
         held = _InTasks(replace(source, conninfo=""), given)
@@ -210,7 +163,7 @@ def _copy_by_statement(
         raise violation from error
 
 
-def copy_here(
+def copy_in_thread(
     transactions: Transactions, source: CopySource, table: TargetTable, record: Commit, plan: CopyPlan, cut: Cut
 ) -> int | None:
     """Copy a small table without a Spark job; return the number of rows, or None, having done nothing, if it needs one.
@@ -219,7 +172,7 @@ def copy_here(
     """
     if takes_job(source.bytes, len(plan.edges)):
         return None
-    log = arrow_writer.log_of(table.path, transactions)
+    log = arrow_writer.writable_log(table.path, transactions)
     if log is None:
         return None
     table, definition = for_copy(log, table)
@@ -228,7 +181,7 @@ def copy_here(
         data_files.remove_copy(table.path, earlier)
     (part,) = ranges(plan.edges)
     with _cleared(log, table, name):
-        added = data_files.write(table, _whole_rows(source, part, table, cut), name=name)
+        added = data_files.write(table, chunk_reader.whole_rows(source, part, table, cut), name=name)
         arrow_writer.commit_copy(log, table, added, record, definition)
     return sum(arrow_writer.row_count(file) for file in added)
 
@@ -265,7 +218,7 @@ def _copy_directly(
             done.add(part.num_rows)
             return part
 
-        rows = map(counted, _whole_rows(source, parts[index], table))
+        rows = map(counted, chunk_reader.whole_rows(source, parts[index], table))
         landed.add([(index, data_files.write(table, rows, number=index, name=_name_of_attempt(name)))])
 
     def keep() -> None:
@@ -321,25 +274,6 @@ def _cleared(
         raise
 
 
-def _whole_rows(
-    source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None
-) -> Iterator[pa.Table]:
-    """Yield the rows of one range as tables with all of the target's columns."""
-    schema = pa.schema([table.schema.field(column) for column in source.table.columns])
-
-    def whole(batch: pa.RecordBatch) -> pa.Table:
-        columns = {
-            field.name: batch.column(field.name)
-            if field.name in source.table.columns
-            else nulls(batch.num_rows, field.type)
-            for field in table.schema
-        }
-        return pa.table(columns)
-
-    # Not a loop, whose variables would keep rows while the next ones are read.
-    yield from map(whole, read_range(source, block_range, schema, cut))
-
-
 def _paths(finished: Mapping[int, Sequence[Action]]) -> set[str]:
     return {file["add"]["path"] for files in finished.values() for file in files}
 
@@ -353,7 +287,7 @@ def _reader(
         source = held.opened()
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for rows in read_range(source, parts[index], schema):
+                for rows in chunk_reader.read_range(source, parts[index], schema):
                     done.add(rows.num_rows)
                     yield _as_spark_has_them(rows)
 
@@ -371,51 +305,3 @@ def _as_spark_has_them(rows: pa.RecordBatch) -> pa.RecordBatch:
             )
             rows = rows.set_column(place, pa.field(field.name, marked.type, field.nullable), marked)
     return rows
-
-
-def read_range(
-    source: CopySource, block_range: Range, schema: pa.Schema, cut: Cut | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one range as record batches.
-
-    With a `cut`, waits for locks without limit; without one, as in a task, it soon raises psycopg's LockNotAvailable.
-    Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and SerializationFailure (hold_as_described).
-    """
-    with session(source, cut) as connection, cut.watching(connection) if cut is not None else nullcontext():
-        if cut is None:
-            connection.execute(f"SET lock_timeout = '{_PATIENCE}'")
-        connection.execute(BEGIN)
-        connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
-        hold_as_described(connection, source.table)
-        for rows in read(connection, source, statement(source, block_range), schema):
-            yield rows
-            del rows  # not kept while the next ones are read
-            faults.point(f"copying {source.table}")
-        connection.execute("COMMIT")
-
-
-def session(source: CopySource, cut: Cut | None = None) -> Connection:
-    """Open a connection to the publisher, with the usual session parameters.  Raises ConnectionFailure."""
-    return copy_out.session(source.conninfo, source.application_name, cut)
-
-
-def read(
-    connection: Connection, source: CopySource, copy_statement: str, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Yield a COPY statement's rows, some megabytes at a time.  Raises psycopg.Error, InvalidValue and ProgramLimitExceeded."""
-    from pubsub.protocol.text.copy_csv import InvalidCopiedField, parse_copy
-
-    try:
-        yield from copy_out.batches(connection, copy_statement, schema, parse_copy, source.longest)
-    except copy_out.RowTooLong as error:
-        # The message says all: a task's error reaches the daemon without its hint.
-        raise ProgramLimitExceeded(
-            f'a row of table "{source.table}" takes {error.size} bytes, more than max_message_size, {source.longest}',
-            hint='Raise "max_message_size" in pubsub.toml, or take the column out of the publication.',
-        ) from None
-    except InvalidCopiedField as error:
-        raise InvalidValue(
-            f'column "{error.column}" of table "{source.table}": {error.message} '
-            f"(key {error.key}, copied at {source.lsn})",
-            sqlstate=error.sqlstate,
-        ) from error

@@ -21,7 +21,7 @@ from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.read_table import ReadTable
 from pubsub.sql.typechoices import TypeChoices
-from tablesync import copyjob
+from tablesync import chunk_reader
 from tablesync.may_resume import Conditions, conditions
 
 
@@ -31,7 +31,7 @@ class Described:
 
     definition: TableDefinition
     target: TargetTable
-    source: copyjob.CopySource
+    source: chunk_reader.CopySource
     conditions: Conditions
 
 
@@ -72,7 +72,7 @@ class PublisherTable:
         found, definition, target = await self.published(connection)
         file = await snapshots.file_seen(connection, relation.relid)
         publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
-        source = copyjob.CopySource(
+        source = chunk_reader.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
             table=ReadTable.of(definition, target.schema.names),

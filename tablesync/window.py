@@ -60,8 +60,8 @@ from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.key_condition import is_one_of
 from pubsub.publisher.read_table import hold_as_described
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
-from tablesync import copyjob
-from tablesync.copyjob import CopySource
+from tablesync import chunk_reader
+from tablesync.chunk_reader import CopySource
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -150,7 +150,7 @@ def read_again(
     Blocks, also while another session has the table locked; `cut` interrupts it.  Raises SerializationFailure if the table was
     altered since it was described, or rewritten since the snapshot was taken: the next worker describes it anew.
     """
-    with copyjob.session(source, cut) as connection, cut.watching(connection):
+    with chunk_reader.session(source, cut) as connection, cut.watching(connection):
         connection.execute(BEGIN)
         rows = rows_under(connection, source, table, keys, key_types)
         ((until,),) = connection.execute(END_OF_WAL).fetchall()
@@ -170,7 +170,7 @@ def rows_under(
     batches = []
     for first in range(0, keys.num_rows, _KEYS):
         condition = is_one_of(keys.slice(first, _KEYS), key_types)
-        batches += list(copyjob.read(connection, source, copyjob.statement(source, None, condition), schema))
+        batches += list(chunk_reader.read(connection, source, chunk_reader.statement(source, None, condition), schema))
     return with_columns(pa.Table.from_batches(batches, schema), table)
 
 

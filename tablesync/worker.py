@@ -43,7 +43,7 @@ from pubsub.publisher.conninfo import without_secrets
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.settings import Settings
-from tablesync import choose_copier, copyjob, executor_check
+from tablesync import choose_copier, chunk_reader, copyjob, executor_check
 from tablesync.catch_up import CatchUp
 from tablesync.claim_target import claim_target, made_definition
 from tablesync.progress import follow_progress
@@ -343,7 +343,7 @@ class SyncWorker:
         await self._copy()
 
     async def _copy_rows(
-        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int | None
+        self, plan: CopyPlan, source: chunk_reader.CopySource, target: TargetTable, rows: int | None
     ) -> None:
         await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
@@ -359,7 +359,7 @@ class SyncWorker:
         await self._copied(plan)
 
     async def _copy_by_job(
-        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit, rows: int | None
+        self, plan: CopyPlan, source: chunk_reader.CopySource, target: TargetTable, record: Commit, rows: int | None
     ) -> bool:
         """Copy by a Spark job; return False if a task met a lock on the publisher.
 
@@ -367,7 +367,7 @@ class SyncWorker:
         """
         async with await self._table.connect(replication=False) as connection:
             with self.figures.waits_for("a lock on the publisher"):
-                await connection.execute(copyjob.wait_sql(source))
+                await connection.execute(chunk_reader.wait_sql(source))
         if not self._settings.spark.is_private:
             source = replace(source, conninfo=self._conninfo_for_tasks())
         try:
@@ -385,13 +385,13 @@ class SyncWorker:
         return True
 
     async def _copy_in_thread(
-        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit
+        self, plan: CopyPlan, source: chunk_reader.CopySource, target: TargetTable, record: Commit
     ) -> bool:
         """Copy a small table without Spark; return False if it takes a Spark job."""
         cut = Cut()
         with self._table.blaming():
             rows = await self._engine.run_until_stopped(
-                cut, copyjob.copy_here, self._engine.transactions, source, target, record, plan, cut
+                cut, copyjob.copy_in_thread, self._engine.transactions, source, target, record, plan, cut
             )
         if rows is None:
             return False

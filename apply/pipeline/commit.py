@@ -21,7 +21,7 @@ from pubsub.delta.files import constraints
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.row_count import count_rows, rows_in_log
 from pubsub.delta.log.transactions import ATTEMPTS, Conflict
-from pubsub.delta.spark.lanes import Lane
+from pubsub.delta.spark.engine import Lane
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected

@@ -41,7 +41,7 @@ from apply.twophase import Preparation, TwoPhase
 from apply.worker_statistics import Changes, Figures
 from pubsub import allocators, faults
 from pubsub.concurrency import in_thread
-from pubsub.delta.spark.lanes import Lane
+from pubsub.delta.spark.engine import Lane
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
 from pubsub.delta.writers.choose_writer import TableWriters, discard

@@ -66,7 +66,7 @@ def alter(
     `record` gives the LSN from which on the table is so.  Raises NotInPrerequisiteState for a table that only Spark can
     write; Overtaken if the table differs from `table` or holds another version than `record.before`; OSError.
     """
-    log = _log_of(table, transactions)
+    log = _alterable_log(table, transactions)
 
     def commit() -> TargetTable:
         log.refresh()
@@ -101,7 +101,7 @@ def rename(transactions: Transactions, table: TargetTable, relation: str) -> Tar
     return renamed
 
 
-def _log_of(table: TargetTable, transactions: Transactions) -> TableLog:
+def _alterable_log(table: TargetTable, transactions: Transactions) -> TableLog:
     reason: str | None = "it lies where only Spark reaches it"
     if is_reached(table.path):
         log = TableLog(table.path, transactions)

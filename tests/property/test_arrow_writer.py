@@ -178,7 +178,7 @@ def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
     assert delta.create_empty(JsonTransactions(), table, {})
     files: Any = data_files.write_table(table, pa.table({"id": pa.array([1, 2], pa.int64())}))
-    log_of = arrow_writer.log_of(table.path, JsonTransactions())
+    log_of = arrow_writer.writable_log(table.path, JsonTransactions())
     assert log_of is not None
     discard(DirectStaged(table, log_of, files, None, None, False, 2))
     assert list((tmp_path / "t").glob("*.parquet")) == []

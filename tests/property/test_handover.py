@@ -35,7 +35,7 @@ from pubsub import faults
 from pubsub.delta.table import application_id
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.settings import Settings
-from tablesync import choose_copier, copyjob
+from tablesync import choose_copier, chunk_reader, copyjob
 from tests.support.handover_world import (
     MAIN,
     SUBSCRIPTION,
@@ -190,7 +190,7 @@ async def history(seed: int, events: list[Any]) -> World:
             patch.setattr(apply.publisher_identity, name, nothing)
         patch.setattr(copyjob, "begin", begin)
         patch.setattr(copyjob, "kept", kept)
-        patch.setattr(copyjob, "wait_sql", lambda source: "")
+        patch.setattr(chunk_reader, "wait_sql", lambda source: "")
         patch.setattr(tablesync.catch_up.Window, "complete", complete)
         patch.setattr(tablesync.worker, "claim_target", nothing)
         patch.setattr(tablesync.worker, "follow_progress", no_progress)

@@ -37,7 +37,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
 from pubsub.publisher.read_table import ReadTable
 from tablesync import window
-from tablesync.copyjob import CopySource
+from tablesync.chunk_reader import CopySource
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, update
 from tests.support.json_transactions import JsonTransactions
 

@@ -16,7 +16,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.read_table import ReadTable
 from pubsub.testing.fixtures import Database
-from tablesync import copyjob, window
+from tablesync import chunk_reader, window
 from tests.support.replica import Faults, Replica, wait_until
 
 TABLE = (
@@ -72,7 +72,7 @@ class Reader:
 
     def rows(self) -> list[dict[str, Any]]:
         schema = pa.schema([("id", pa.int32()), ("n", pa.int32()), ("t", pa.string())])
-        source = copyjob.CopySource(self.conninfo, "read again", self.read, "", None)
+        source = chunk_reader.CopySource(self.conninfo, "read again", self.read, "", None)
         target: Any = type("Target", (), {"schema": schema})
         keys = pa.table({"id": pa.array([3], pa.int32())})
         return window.read_again(source, target, keys, {"id": "integer"}, Cut())[0].to_pylist()

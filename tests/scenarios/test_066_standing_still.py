@@ -17,7 +17,7 @@ import pytest
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tablesync import copyjob
+from tablesync import chunk_reader
 from tests.support.bad_network import BadNetwork
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
@@ -126,8 +126,10 @@ def test_a_job_that_meets_a_lock_leaves_spark_to_others(
         holder.execute("LOCK TABLE big IN ACCESS EXCLUSIVE MODE")
         if not noticed:
             looked = iter([True])
-            ask = copyjob.wait_sql
-            monkeypatch.setattr(copyjob, "wait_sql", lambda source: "SELECT" if next(looked, False) else ask(source))
+            ask = chunk_reader.wait_sql
+            monkeypatch.setattr(
+                chunk_reader, "wait_sql", lambda source: "SELECT" if next(looked, False) else ask(source)
+            )
         fault.release("copy planned public.big")
         assert str(holder.info.backend_pid) in says(replica, "big", "waits for a lock on table public.big")["hint"]
         for number in range(2):

@@ -147,7 +147,7 @@ def test_a_copy_task_that_fails_to_connect_shows_no_password(
     """It fails in Spark's own process; its traceback comes back as a text, and goes into the log of the JVM."""
     import pyarrow as pa
 
-    from tablesync.copyjob import CopySource, read_range
+    from tablesync.chunk_reader import CopySource, read_range
 
     spark.running()
     log = spark._home / "spark.log"

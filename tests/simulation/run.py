@@ -30,7 +30,7 @@ from pubsub.delta.files import data_files
 from pubsub.delta.writers import spark_writer
 from pubsub.publisher import copy_out, replication
 from pubsub.publisher.connection import Connection
-from tablesync import copyjob
+from tablesync import chunk_reader, copyjob
 from tests.simulation import sessions
 from tests.simulation.engine import InlineThreads, at_version, write_statement
 from tests.simulation.history import History
@@ -141,7 +141,7 @@ def installed() -> Iterator[None]:
         patch.setattr(Connection, "connect", sessions.Session.connect)
         patch.setattr(replication, "ReplicationStream", sessions.Stream)
         patch.setattr(apply.last_commit, "is_commit_at", sessions.is_commit_at)
-        patch.setattr(copyjob, "session", session)
+        patch.setattr(chunk_reader, "session", session)
         patch.setattr(copy_out, "batches", batches)
         patch.setattr(copyjob, "ThreadPoolExecutor", InlineThreads)
         patch.setattr(copyjob.Cut, "watching", watching)

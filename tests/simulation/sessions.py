@@ -436,7 +436,7 @@ class Stream:
 
 
 class CopySession:
-    """What copyjob.session returns: a session that reads rows, and blocks."""
+    """What chunk_reader.session returns: a session that reads rows, and blocks."""
 
     def __init__(self, life: Life, world: World) -> None:
         life.check()
@@ -500,7 +500,7 @@ class CopySession:
         return self._found[place][2]
 
     def copy(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a COPY that copyjob.statement has made."""
+        """Yield the rows of a COPY that chunk_reader.statement has made."""
         if self._snapshot is None:
             self._snapshot = self.server.snapshot()
         name = re.search(r'FROM (?:ONLY )?"?public"?\."?(\w+)', statement)

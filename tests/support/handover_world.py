@@ -190,7 +190,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Source:
-    """copyjob.CopySource: a table as it was at an LSN."""
+    """chunk_reader.CopySource: a table as it was at an LSN."""
 
     oid: int
     at: Lsn
@@ -382,7 +382,7 @@ class Engine:
         return work(*args)
 
     async def run_until_stopped(self, stop: Any, work: Any, *args: Any) -> int | None:
-        assert work is copyjob.copy_here
+        assert work is copyjob.copy_in_thread
         cut = asyncio.Event()
         rows: int | None = await self._finish(self._copy_here(cut, *args), cut.set)
         return rows

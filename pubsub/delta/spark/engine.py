@@ -2,8 +2,14 @@
 
 Work may wait long: a copy for a lock on the publisher, a statement for Spark.  So no work waits for another's thread;
 if none is idle, a new one is started.  The callers bound their number: a sync worker makes one copy at a time, and a
-commit needs a place first (lanes.py: one worker's commits run up to four at a time, which takes 60 % of the time of one
-at a time).
+commit needs a place first (one worker's commits run up to four at a time, which takes 60 % of the time of one at a time).
+
+A place is the right to hand one commit to a thread of the engine.  A batch of many tables commits several of them in
+parallel while shared places are free.  A worker with many commits, or with commits that wait for Spark, never takes
+another worker's own place.  So at most one commit per worker and `shared` more run at a time.
+
+    worker A, 100 tables   own [t1]   shared [t2] [t3] [t4]   96 wait
+    worker B, 1 table      own [u1]                           runs at once
 """
 
 from __future__ import annotations
@@ -11,15 +17,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import structlog
 
 from pubsub import concurrency
 from pubsub.delta.spark.jvm_transactions import SparkTransactions
-from pubsub.delta.spark.lanes import Lane, Places
 from pubsub.delta.spark.spark_session import Spark
 
 if TYPE_CHECKING:
@@ -131,3 +138,69 @@ class Engine:
             session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pubsub-{next(_pools)}")
             self._local.session = session
         return session
+
+
+class Places:
+    """A node's shared places, and the lanes waiting for one.  Use it from one event loop."""
+
+    def __init__(self, shared: int) -> None:
+        self._free = shared
+        self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def held(self, lane: Lane) -> AsyncIterator[None]:
+        """Hold a place while the body runs: the lane's own, or a shared one in order of arrival."""
+        if not self._take(lane):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((lane, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.cancelled():
+                    self._waiting.remove((lane, turn))
+                else:
+                    self._give_back(lane)
+                raise
+        try:
+            yield
+        finally:
+            self._give_back(lane)
+
+    def _take(self, lane: Lane) -> bool:
+        if lane.running:
+            if not self._free:
+                return False
+            self._free -= 1
+        lane.running += 1
+        return True
+
+    def _give_back(self, lane: Lane) -> None:
+        lane.running -= 1
+        if lane.running:
+            self._free += 1
+        still = deque[tuple[Lane, asyncio.Future[None]]]()
+        for waiting, turn in self._waiting:
+            if not turn.done() and self._take(waiting):
+                turn.set_result(None)
+            else:
+                still.append((waiting, turn))
+        self._waiting = still
+
+
+class Lane:
+    """One worker's access to the engine for its commits."""
+
+    def __init__(self, engine: Engine, places: Places) -> None:
+        self.running = 0
+        self._engine = engine
+        self._places = places
+
+    async def run(self, work: Callable[Concatenate[SparkSession, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See Engine.run."""
+        async with self._places.held(self):
+            return await self._engine.run(work, *args, **kwargs)
+
+    async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See Engine.run_without_spark."""
+        async with self._places.held(self):
+            return await self._engine.run_without_spark(work, *args, **kwargs)

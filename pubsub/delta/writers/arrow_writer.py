@@ -186,7 +186,7 @@ def _require_no_others(staged: DirectStaged, record: Commit) -> None:
         raise ConcurrentCommit(others)
 
 
-def log_of(path: str, transactions: Transactions | None = None) -> TableLog | None:
+def writable_log(path: str, transactions: Transactions | None = None) -> TableLog | None:
     """Return the log of a table that takes our files, None if a statement of Spark's must write it.
 
     Without `transactions` it is only read.  Raises UndefinedTable.

@@ -29,7 +29,7 @@ from pubsub.errors import ConnectionFailure, PubsubError, SqlSyntaxError
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.read_table import ReadTable
 from pubsub.settings import Settings
-from tablesync.copyjob import CopySource, read_range
+from tablesync.chunk_reader import CopySource, read_range
 
 SECRET = "s3cr3t-Wort"
 #: The password it's %\ s3cr3t @/? as a URI and as keywords have it.

@@ -55,7 +55,7 @@ def target(path: Path) -> TargetTable:
 
 def fill(path: Path) -> None:
     """Copy two rows to the table."""
-    log = arrow_writer.log_of(str(path), JsonTransactions())
+    log = arrow_writer.writable_log(str(path), JsonTransactions())
     assert log is not None
     added = data_files.write(target(path), [ROWS])
     arrow_writer.commit_copy(log, target(path), added, Commit("a/1/2/1", Lsn(1), Lsn(1)))

@@ -14,7 +14,7 @@ from launcher.failures import typed
 from pubsub.errors import SerializationFailure
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.read_table import ReadTable, hold_as_described
-from tablesync.copyjob import CopySource, statement
+from tablesync.chunk_reader import CopySource, statement
 
 TABLE = ReadTable('a"b', "t.x", ("id", 'we"ird', "Ünï"), True)
 SOURCE = CopySource("host=h password=hidden", "app", TABLE, "snap", None)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pubsub.delta.spark import spark_session
-from pubsub.delta.spark.engine import Engine
-from pubsub.delta.spark.lanes import Lane, Places
+from pubsub.delta.spark.engine import Engine, Lane, Places
 from pubsub.errors import PubsubError
 from tests.support.virtual_time import run
 
