@@ -45,3 +45,19 @@ def test_the_rooms_are_there() -> None:
     roots = {one.split("/")[0] for one in packages}
     assert roots <= found
     assert {one for one in packages if one.startswith("pubsub/delta/")} <= found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_prose_has_one_width(document: str) -> None:
+    """120 characters; tables, code and what cannot be broken may be longer."""
+    code, long = False, []
+    for line in (ROOT / document).read_text().split("\n"):
+        code ^= line.startswith("```")
+        if (
+            not code
+            and not line.startswith(("|", "    ", "#", "<"))
+            and len(line) > 120
+            and " " in line.strip("- ").rstrip()
+        ):
+            long.append(line)
+    assert not [line for line in long if not re.fullmatch(r"\s*([-*]|\d+\.)?\s*(`[^`]*`|\S+)", line)]
