@@ -40,7 +40,7 @@ FILE_NAME: Final = "pubsub.toml"
 _WINDOW: Final = re.compile(r"\s*(\d\d?):(\d\d)\s*-\s*(\d\d?):(\d\d)\s*")
 # Hadoop's settings that hold a secret by their names; then Spark's own (spark.authenticate.secret, spark.executorEnv.X_PASSWORD …).
 _SECRET: Final = re.compile(
-    r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)|secret|password|token|credential|access[._]?key",
+    r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)|secret|password|token|credential|account\.key|access[._]?key",
     re.IGNORECASE,
 )
 
@@ -366,7 +366,7 @@ class SparkSettings(_Table):
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody else can read what this Spark's programs say to each other."""
+        """Whether what this Spark's programs say to each other is kept from others."""
         return self.unprotected is None
 
     @property

@@ -44,6 +44,7 @@ def test_no_core_and_no_file_that_others_may_write(umask: int) -> None:
         ("[walsender]\nwal_source = 'host=h password=word'", 0o644, True),
         ("[walsender]\nupstream = 'host=h'", 0o644, False),
         ("[spark.conf]\n'spark.hadoop.fs.s3a.secret.key' = 'word'", 0o644, True),
+        ("[spark.conf]\n'fs.azure.account.key.store' = 'word'", 0o644, True),
         ("[spark.conf]\n'spark.driver.memory' = '1g'", 0o644, False),
     ],
 )
