@@ -145,7 +145,7 @@ class Launcher:
         self._wake.set()
 
     async def _reconcile(self) -> None:
-        """Start runners, and begin to end them, as the catalog says.  Those that take long to end hold up nobody else."""
+        """Start runners, and begin to end them, as the catalog says.  One that takes long to end does not hold up the others."""
         subscriptions = await self._catalog.subscriptions()
         self._monitors.watch(subscriptions)
         wanted = {s.oid: s for s in subscriptions if s.enabled and s.paused is None}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_file(path: Path, *, follow: bool = True) -> None:
-    """Make the contents of a file durable, whoever has written them; `follow`: also of one that a symbolic link names."""
+    """Make the contents of a file durable.  `follow`: `path` may be a symbolic link."""
     _sync(path, os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW)
 
 

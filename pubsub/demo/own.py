@@ -36,8 +36,9 @@ from pubsub.demo.publisher import DemoPublisher
 from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher.conninfo import parse_conninfo, secret_keywords
+from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.session_settings import session_settings_sql
+from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import quote_literal
 
 _T = TypeVar("_T")
@@ -219,7 +220,7 @@ class OwnDemo:
         create = "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {}"
         self._node.sql(
             create.format(self._name, quote_literal(conninfo), self._name),
-            shown=create.format(self._name, quote_literal(_without_password(conninfo)), self._name),
+            shown=create.format(self._name, quote_literal(mask_conninfo(conninfo)), self._name),
         )
 
     def _drop_subscription(self) -> None:
@@ -411,11 +412,3 @@ def _typed(work: Callable[[], _T]) -> _T:
 
 def _first_line(error: psycopg.Error) -> str:
     return error.diag.message_primary or str(error).strip().replace("\n", "; ")
-
-
-def _without_password(conninfo: str) -> str:
-    parameters = parse_conninfo(conninfo)
-    for secret in secret_keywords():
-        if parameters.get(secret):
-            parameters[secret] = "********"
-    return libpq_conninfo.make_conninfo("", **parameters)

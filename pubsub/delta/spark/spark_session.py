@@ -324,7 +324,7 @@ class Spark:
         conf = SparkConf(loadDefaults=False)
         settings = self._settings(log4j)
         secrets = {name for name in settings if names_secret(name)}
-        # Nobody but Spark may see these: its context shows its own settings.
+        # Hadoop's configuration alone gets these: a context shows its settings to whoever asks for them.
         hadoop_secrets = {name: settings.pop(name) for name in secrets if name.startswith("spark.hadoop.")}
         later = {name: settings.pop(name) for name in list(settings) if name in secrets or not _ARGUMENT.search(name)}
         for name, value in settings.items():

@@ -238,16 +238,22 @@ async def test_a_runner_that_failed_is_started_again_after_a_rest() -> None:
     await task
 
 
-@virtual
-async def test_a_stop_is_answered_when_the_workers_have_ended() -> None:
-    catalog = FakeCatalog(subscription(1))
-    slow = asyncio.Event()
+def ends_with_event() -> asyncio.Event:
+    """Have the next runner, when it is told to end, wait for the event that is returned."""
+    event = asyncio.Event()
 
     async def slowly(runner: FakeRunner) -> None:
         await runner.ended.wait()
-        await slow.wait()
+        await event.wait()
 
     FakeRunner.script = [slowly]
+    return event
+
+
+@virtual
+async def test_a_stop_is_answered_when_the_workers_have_ended() -> None:
+    catalog = FakeCatalog(subscription(1))
+    slow = ends_with_event()
     launched, task = await started(catalog)
     catalog.listed = [subscription(1, generation=2, enabled=False)]
     catalog.requests = [SimpleNamespace(id=5, kind="stop", subid=1), SimpleNamespace(id=6, kind="dance", subid=1)]
@@ -316,13 +322,7 @@ async def test_workers_that_do_not_end_hold_up_no_other_subscription() -> None:
 async def test_a_subscription_that_is_enabled_while_it_ends_starts_again() -> None:
     """And the command that has disabled it is told that its workers have ended."""
     catalog = FakeCatalog(subscription(1))
-    slow = asyncio.Event()
-
-    async def slowly(runner: FakeRunner) -> None:
-        await runner.ended.wait()
-        await slow.wait()
-
-    FakeRunner.script = [slowly]
+    slow = ends_with_event()
     launched, task = await started(catalog)
     catalog.listed = [subscription(1, enabled=False)]
     catalog.requests = [SimpleNamespace(id=5, kind="stop", subid=1)]
