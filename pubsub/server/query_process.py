@@ -4,13 +4,15 @@
     standard output   the rows, an Arrow IPC stream
     standard error    the error, if there is one
 
-A process serves one query.  One waits, started, for the next query, so that a query does not wait for a process.
+A process serves one query (query_program.py).  One waits, started, for the next query, so that a query does not wait for
+a process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -67,8 +69,12 @@ class QueryProcesses:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-m", "pubsub.server.query_process"], **pipes)  # type: ignore[call-overload, no-any-return]
+    command = [sys.executable, "-m", "pubsub.server.query_program"]
+    # NumPy, which pyarrow imports, would start a thread for each processor; nothing here computes with it.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
 
 
 def _give(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -107,43 +113,3 @@ def _next(process: subprocess.Popen[bytes], stream: list[Any], query: Query) -> 
 def _failure(errors: IO[bytes] | None) -> PubsubError:
     text = errors.read().decode("utf-8", "replace") if errors is not None and not errors.closed else ""
     return outputs.complaint(Exception(text.strip()))
-
-
-def _main() -> None:
-    import os
-    import threading
-
-    import pyarrow as pa
-    from deltalake import DeltaTable, QueryBuilder
-
-    from pubsub import object_stores
-
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    task = Task(**json.loads(line))
-    object_stores.configure(task.conf)
-    builder = QueryBuilder()
-    for name, (path, version) in task.tables.items():
-        builder.register(name, DeltaTable(path, version=version, storage_options=object_stores.options(path)))
-    try:
-        reader = pa.RecordBatchReader.from_stream(builder.execute(task.sql))
-        with pa.ipc.new_stream(sys.stdout.buffer, reader.schema) as writer:
-            for batch in reader:
-                writer.write_batch(batch)
-        sys.stdout.flush()
-    except Exception as error:
-        sys.stderr.write(str(error))
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    _main()

@@ -40,6 +40,10 @@ class SystemCatalogs:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._shown: object = None
+        self._fixed: dict[str, int] = {}
+        """How many rows of a relation no state changes: they come first."""
+        self._filled: dict[str, Sequence[Row]] = {}
+        """The relations' other rows."""
         self._contents: Contents
         self._caller: Caller
         self._set: dict[str, str] = {}
@@ -92,6 +96,7 @@ class SystemCatalogs:
                 connection.execute(f"CREATE TABLE {schema}.{_quoted(name)} ({declared})")
         for name, found in rows.fixed_rows().items():
             self._insert(connection, name, found)
+            self._fixed[name] = len(found)
         self._functions(connection)
         connection.set_progress_handler(self._progress, _STEPS)
         self._connection = connection
@@ -103,17 +108,19 @@ class SystemCatalogs:
 
     def _fill(self, connection: sqlite3.Connection, found: Contents) -> None:
         self._steps = 0
-        fixed = rows.fixed_rows()
+        changed = {name: new for name, new in found.rows.items() if new != self._filled.get(name)}
         connection.execute("BEGIN")
         try:
-            for name, new in found.rows.items():
+            for name, new in changed.items():
                 schema, _, relation = name.rpartition(".")
-                connection.execute(f"DELETE FROM {schema or 'pg_catalog'}.{_quoted(relation)}")
-                self._insert(connection, name, [*fixed.get(name, []), *new])
+                fixed = self._fixed.get(name, 0)
+                connection.execute(f"DELETE FROM {schema or 'pg_catalog'}.{_quoted(relation)} WHERE rowid > {fixed}")
+                self._insert(connection, name, new)
         except BaseException:
             connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
+        self._filled.update(changed)
         self._contents = found
 
     @staticmethod
