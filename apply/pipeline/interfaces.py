@@ -21,7 +21,8 @@ from pubsub.protocol.pgoutput import Relation
 class Limits:
     """When a batch closes (rows, bytes, seconds), and the connection's timers in seconds (0: off).
 
-    `memory`: the most bytes of data received but not yet staged.  `message`: the most bytes of one message.
+    `early`: how many batches may close before their age in a row, when the stream is quiet (trigger).  `memory`: the most bytes
+    of data received but not yet staged.  `message`: the most bytes of one message.
     """
 
     rows: int
@@ -31,6 +32,7 @@ class Limits:
     receiver_timeout: float
     memory: int = 64 << 20
     message: int = 1 << 30
+    early: int = 2
 
 
 @dataclass(frozen=True, slots=True)

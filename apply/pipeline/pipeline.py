@@ -489,7 +489,7 @@ class Pipeline:
 
     def _take_batch(self) -> Batch:
         batch = self.dispatcher.take()
-        self._trigger.closed(batch)
+        self._trigger.closed(batch, time.monotonic())
         self._feedback.taken()
         self._staging_memory = batch.memory
         self._staging_alone = batch.longest >= _LARGE_FRAME

@@ -29,7 +29,7 @@ from tests.support.virtual_time import run
 
 A = relation(16384, "a")
 B = relation(16385, "b")
-LIMITS = Limits(rows=1000, nbytes=1 << 20, age=1.0, status_interval=10.0, receiver_timeout=60.0)
+LIMITS = Limits(rows=1000, nbytes=1 << 20, age=1.0, status_interval=10.0, receiver_timeout=60.0, early=0)
 
 
 class MemoryTables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.virtual_time import until
 OPENED = 100.0
 """When the batches below were opened, in monotonic seconds; their rows have 10 bytes."""
 
-WIDE = Limits(rows=100_000, nbytes=10_000_000, age=5.0, status_interval=10.0, receiver_timeout=60.0)
+WIDE = Limits(rows=100_000, nbytes=10_000_000, age=5.0, status_interval=10.0, receiver_timeout=60.0, early=0)
 
 
 def batch(rows: int = 1, *, end: int = 100, commit_time: int = 0) -> Batch:
@@ -88,13 +89,67 @@ def test_a_backlog_is_due_when_the_stream_runs_dry() -> None:
     assert due_at(trigger, batch(), sent_at=3_000_000, last_receive=OPENED) == OPENED + 5.0, "its age comes first"
 
 
+QUIET = replace(WIDE, early=2)
+
+
+def opened(at: float) -> Batch:
+    """Make a batch whose transaction joined at that moment."""
+    made = Batch({})
+    made.add(OpenTransaction(7, Lsn(99), 0, [b"x"]), Lsn(100), at)
+    return made
+
+
+def test_a_quiet_stream_does_not_wait_for_the_age() -> None:
+    trigger = Trigger(QUIET)
+    assert due_at(trigger, batch()) == pytest.approx(OPENED + 0.03)
+    assert due_at(trigger, batch(), last_receive=OPENED + 1) == pytest.approx(OPENED + 1.03), "since the last frame"
+    assert due_at(trigger, batch(), last_receive=OPENED + 5) == OPENED + 5.0, "its age comes first"
+    assert due_at(trigger, batch(), committing=True) is None
+    assert due_at(trigger, batch(commit_time=1), sent_at=3_000_000) == OPENED + 5.0, "a backlog is not quiet"
+
+
+def test_few_batches_close_early_where_one_would_have_been() -> None:
+    """Two in a row, and then one in twice the age: the others close at their age."""
+    trigger = Trigger(QUIET)
+    at, early = OPENED, 0
+    for _ in range(200):  # a transaction, silence, and the next one half a second after the batch
+        due = due_at(trigger, opened(at), last_receive=at)
+        assert due is not None
+        early += due < at + 5.0
+        trigger.closed(opened(at), due)
+        at = due + 0.5
+    seconds = at - OPENED
+    assert 2 + seconds / 10 - 2 < early < 2 + seconds / 10 + 2
+
+
+def test_an_early_batch_that_stays_alone_costs_nothing() -> None:
+    """A transaction each time the age is over: each would have had its own batch."""
+    trigger = Trigger(QUIET)
+    at = OPENED
+    for _ in range(20):
+        due = due_at(trigger, opened(at), last_receive=at)
+        assert due == pytest.approx(at + 0.03)
+        trigger.closed(opened(at), due)
+        at += 5.1
+
+
+def test_full_batches_do_not_use_up_the_early_ones() -> None:
+    trigger = Trigger(replace(QUIET, rows=10))
+    for _ in range(5):
+        trigger.closed(batch(10), OPENED)
+    assert due_at(trigger, batch()) == pytest.approx(OPENED + 0.03)
+    for _ in range(2):
+        trigger.closed(batch(), OPENED)
+    assert due_at(trigger, batch()) == OPENED + 5.0
+
+
 def test_only_the_first_batch_that_reaches_align_at_closes_there() -> None:
     trigger = Trigger(WIDE, Lsn(300))
-    trigger.closed(batch(end=200))
+    trigger.closed(batch(end=200), OPENED)
     assert trigger.align_at == 300
     assert not trigger.full(batch(end=299), closing=False)
     assert trigger.full(batch(end=300), closing=False)
-    trigger.closed(batch(end=300))
+    trigger.closed(batch(end=300), OPENED)
     assert trigger.align_at is None
     assert not trigger.full(batch(end=400), closing=False)
 
@@ -106,6 +161,15 @@ async def test_a_full_batch_does_not_wait_for_its_age() -> None:
     task = asyncio.create_task(p.run())
     await until(lambda: p.pipeline.flushed == 200, 5.0)
     assert p.commits("a") == [(100, 100), (200, 200)]
+    p.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_the_first_transaction_after_silence_is_committed_at_once() -> None:
+    p = MemoryPipeline(transaction(100, A, insert(A.oid, 1, "x")), Limits(1000, 1 << 20, 3600.0, 10.0, 60.0))
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.pipeline.flushed == 100, 5.0)
     p.pipeline.drain()
     await task
 
