@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -138,6 +139,7 @@ class Spark:
         self._session: SparkSession | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # The process of a session that is being made.
+        self._launching = False
         self._launched: subprocess.Popen[bytes] | None = None
         # The fence has its own lock, so that callers of `fence` do not wait while a JVM is starting.
         self._lock = threading.Lock()
@@ -207,9 +209,11 @@ class Spark:
 
         def watch() -> None:
             while not over.is_set():
-                if (launched := self._launched) is not None and time.monotonic() > deadline:
-                    log.warning("Spark does not answer: its JVM is killed", pid=launched.pid)
-                    launched.kill()
+                if time.monotonic() > deadline:
+                    for pid in self._starting_processes():
+                        log.warning("Spark does not answer: its JVM is killed", pid=pid)
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                 self.kill_if_hung(patience)
                 over.wait(patience / 4)
 
@@ -220,6 +224,15 @@ class Spark:
         finally:
             over.set()
             watching.join()
+
+    def _starting_processes(self) -> list[int]:
+        """Return the processes of a JVM that has no session yet: Spark's scripts and Java, known by the fence that they hold.
+
+        Pyspark tells of no process before its gateway is open.  Empty where there is no /proc, as long as that is so.
+        """
+        if (launched := self._launched) is not None:
+            return [launched.pid]
+        return _holders(self._home / "jvm.lock") if self._launching else []
 
     def kill_if_hung(self, patience: float = _STOP_SECONDS) -> None:
         """Kill the JVM if it leaves a question unanswered for `patience` seconds; return at once if it answers."""
@@ -310,6 +323,7 @@ class Spark:
 
     def _launch(self, descriptor: int) -> None:
         from pyspark import SparkConf, SparkContext
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
 
@@ -329,9 +343,15 @@ class Spark:
         later = {name: settings.pop(name) for name in list(settings) if name in secrets or not _ARGUMENT.search(name)}
         for name, value in settings.items():
             conf.set(name, value)
-        with open(self._home / "spark.log", "ab", opener=files.private) as log:
-            gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
-        self._launched = gateway.proc
+        self._launching = True
+        try:
+            with open(self._home / "spark.log", "ab", opener=files.private) as log:
+                gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+            self._launched = gateway.proc
+        except PySparkRuntimeError as error:  # it ended before its gateway was open
+            raise self._not_started(str(error)) from None
+        finally:
+            self._launching = False
         try:
             faults.point("Spark launched")
             for name, value in later.items():
@@ -353,15 +373,18 @@ class Spark:
             _forget_gateway(gateway)
             if not isinstance(error, Py4JError):
                 raise
-            raise PubsubError(
-                "Spark did not start",
-                sqlstate="58000",
-                detail=text[:_DETAIL],
-                hint=f'See "{self._home / "spark.log"}".',
-            ) from None
+            raise self._not_started(text) from None
         finally:
             self._launched = None
         self._process = gateway.proc
+
+    def _not_started(self, text: str) -> PubsubError:
+        return PubsubError(
+            "Spark did not start",
+            sqlstate="58000",
+            detail=text[:_DETAIL],
+            hint=f'See "{self._home / "spark.log"}".',
+        )
 
     def _settings(self, log4j: Path) -> dict[str, str]:
         java = f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
@@ -452,6 +475,19 @@ def _acquire_fence(path: Path, timeout: float) -> int:
                 hint="Wait for it, or end the java process that a daemon killed earlier left behind.",
             ) from error
         return descriptor
+
+
+def _holders(path: Path) -> list[int]:
+    """Return the other processes that have a file open, those of this user; none where there is no /proc."""
+    found = []
+    place = path.stat()
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        with suppress(OSError):  # it has ended, or is another user's
+            if any(os.path.samestat(place, one.stat()) for one in (process / "fd").iterdir() if one.exists()):
+                found.append(int(process.name))
+    return found
 
 
 def _forget_gateway(gateway: object) -> None:

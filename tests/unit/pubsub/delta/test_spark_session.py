@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from pyspark import SparkContext
 
 from pubsub.delta.spark import spark_session
 from pubsub.delta.spark.spark_session import Spark
+from pubsub.errors import PubsubError
 
 
 class Jvm:
@@ -121,6 +124,35 @@ def test_work_that_waits_for_a_jvm_that_hangs_ends_with_the_daemon(spark: Node) 
     with spark.killed_if_hung(0.1):
         working.join(60)
     assert failed.is_set()
+
+
+def test_a_jvm_that_hangs_before_its_gateway_is_open_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pyspark waits for the gateway without end, and tells of no process meanwhile."""
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        f"""#!/bin/sh
+        case "$*" in *-version*) echo 'openjdk version "17.0.1"' >&2;; *) echo $$ > {tmp_path}/pid; exec sleep 1000;; esac
+        """
+    )
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    failed: list[str] = []
+
+    def start() -> None:
+        try:
+            spark.running()
+        except PubsubError as error:
+            failed.append(error.message)
+
+    spark = Spark(tmp_path)
+    starting = threading.Thread(target=start)
+    starting.start()
+    with spark.killed_if_hung(0.5):
+        starting.join(300)
+    assert failed == ["Spark did not start"]
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(300)
 
 
 def test_a_jvm_that_answers_is_left(spark: Node) -> None:
