@@ -39,6 +39,7 @@ class Commit:
         self._older.close()
         self._until_waits_for(newer)
         self._standbys("nobody")
+        wait_until(self._commits_wait, "commits to wait for a standby")
         self._thread.start()
         self._until("SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "the commit to wait for a standby")
         newer.close()
@@ -61,6 +62,22 @@ class Commit:
     def _standbys(self, names: str) -> None:
         self._database.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
         self._database.execute("SELECT pg_reload_conf()")
+
+    def _commits_wait(self) -> bool:
+        """Whether the checkpointer has read the setting: only then do commits wait (syncrep.c: SyncRepWaitForLSN)."""
+        with psycopg.connect(self._database.conninfo, autocommit=True) as session:
+            pid = session.info.backend_pid
+            waiting = f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'"
+            thread = threading.Thread(target=session.execute, args=[b"SELECT pg_logical_emit_message(true, '', '')"])
+            thread.start()
+            wait_until(
+                lambda: not thread.is_alive() or len(self._database.query(waiting)) > 0, "a commit to end or wait"
+            )
+            waits = thread.is_alive()
+            if waits:
+                self._database.execute(f"SELECT pg_cancel_backend({pid})")
+            thread.join()
+            return waits
 
     def _until_waits_for(self, session: psycopg.Connection[Any]) -> None:
         pid = session.info.backend_pid
