@@ -32,7 +32,7 @@ _ATTEMPTS: Final = 5
 # How often the end of the publisher's WAL is asked for while it has not come to a wanted LSN, in seconds.
 _LOOK: Final = 0.2
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ async def snapshot_point(
                     return
             finally:
                 pipeline.release()
-            log.info(
+            logger.info(
                 "a snapshot point was passed before it was known",
                 subscription=subscription.name,
                 lsn=str(created.consistent_point),

@@ -61,7 +61,7 @@ _ATTEMPTS: Final = 5
 _PATIENCE: Final = 60.0
 _LOOK: Final = 0.2
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class RepairRequests:
@@ -102,7 +102,7 @@ class RepairRequests:
                 error = typed(failure)
             await self._catalog.answer(request.id, error, result)
         except PubsubError as failure:
-            log.warning("a request could not be answered", request=request.kind, reason=failure.message)
+            logger.warning("a request could not be answered", request=request.kind, reason=failure.message)
 
     async def _repair(self, subid: int, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Repair the tables; anew for those that are left if the apply worker starts again, as it does when others have written."""
@@ -116,7 +116,7 @@ class RepairRequests:
             except StartAgain as again:
                 if attempt == _ATTEMPTS:
                     raise
-                log.info("a repair begins again", reason=again.message)
+                logger.info("a repair begins again", reason=again.message)
         raise AssertionError
 
     async def _running(self, subid: int, *, other_than: ApplyWorker | None) -> tuple[ApplyWorker, Subscription]:
@@ -193,7 +193,7 @@ class _Repair:
         await self._worker.replace_rows(destination, folded, self._point.lsn)
         await faults.reached(f"repaired {relation.qualified_name}")
         inserted, removed = folded.images.num_rows, folded.deleted_keys.num_rows + folded.removed.num_rows
-        log.info(
+        logger.info(
             "rows were copied anew",
             subscription=self._subscription.name,
             relation=relation.qualified_name,

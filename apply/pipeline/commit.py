@@ -35,7 +35,7 @@ _GONE: Final = re.compile(
     r"FILE_NOT_FOUND|FileNotFoundException|FILE_NOT_EXIST|TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
 )
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 async def look_at_table(lane: Lane, writers: TableWriters, staged_table: StagedTable, before: Lsn) -> None:
@@ -105,12 +105,12 @@ async def commit_table(lane: Lane, staged_table: StagedTable, before: Lsn) -> in
                 if gone:
                     failure.relid = destination.relid
                 raise failure from error
-            log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
+            logger.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
     try:
         return await _rows(staged)
     except Exception as error:
         # The count is only shown to people; the commit stands without it.
-        log.warning("the rows of a table could not be counted", relation=target.relation, reason=first_line(error))
+        logger.warning("the rows of a table could not be counted", relation=target.relation, reason=first_line(error))
         return None
 
 

@@ -67,7 +67,7 @@ _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,7 +711,7 @@ class Pipeline:
             changes.last = now
         if tables:
             figures.lag.add(batch.transactions, now)
-        log.debug(
+        logger.debug(
             "batch committed",
             lsn=str(batch.last_lsn),
             transactions=len(batch.transactions),

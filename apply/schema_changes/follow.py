@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 16 << 20
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class Follower:
         table.attributes = after
         await faults.reached(f"altered {before.relation}")
         await self._store(table)
-        log.info(
+        logger.info(
             "table was altered as the publisher's was",
             relation=before.relation,
             lsn=str(after.since),

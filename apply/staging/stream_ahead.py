@@ -51,7 +51,7 @@ PART_BYTES: Final = 8 << 20
 _MAX_KEYS: Final = 4 << 20
 _NEVER: Final = Lsn((1 << 64) - 1)
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Tables(Protocol):
@@ -148,7 +148,7 @@ class Ahead:
 
     def _give_up(self, streamed: _Streamed, reason: str) -> None:
         if streamed.in_vain is None:
-            log.debug("transaction will be staged at its commit", xid=streamed.xid, reason=reason)
+            logger.debug("transaction will be staged at its commit", xid=streamed.xid, reason=reason)
             streamed.in_vain = reason
         streamed.waiting.clear()
         self._changed.set()

@@ -18,7 +18,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.fields import number
 from pubsub.sql.identifiers import quote_literal
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 # How long a transaction whose commit is in the WAL may take to be marked as committed, and when to look again, in seconds.
 _PATIENCE: Final = 30.0
@@ -86,7 +86,7 @@ async def settle(connection: Connection, exported: str) -> str:
     until = asyncio.get_running_loop().time() + _PATIENCE
     while await _still_committing(connection, seen):
         if asyncio.get_running_loop().time() > until:
-            log.warning("a snapshot sees transactions that have not ended", snapshot=seen)
+            logger.warning("a snapshot sees transactions that have not ended", snapshot=seen)
             break
         await asyncio.sleep(_LOOK_AGAIN)
     return seen

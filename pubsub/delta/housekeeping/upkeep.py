@@ -43,7 +43,7 @@ _ABANDONED: Final = 3600.0
 # Delta rounds the time to which it cleans the log down to a minute.
 _MINUTE: Final = 60.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ _CLUSTERING: Final = "delta.clustering"
 _KEPT: Final = ("baseRowId", "defaultRowCommitVersion", "clusteringProvider")
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -292,7 +292,9 @@ class TableLog:
                         # The store may yet get to the request that Delta has given up.
                         raise UnknownOutcome(error.message, detail=error.detail, hint=error.hint) from error
                     raise
-                log.warning("a commit was made, but Delta failed after it", table=str(self.table), reason=error.message)
+                logger.warning(
+                    "a commit was made, but Delta failed after it", table=str(self.table), reason=error.message
+                )
             else:
                 if not self._has(txn_id):
                     self._replaced = True
@@ -434,7 +436,7 @@ class TableLog:
             durable_files.sync_directory(directory)
         finally:
             aside.unlink(missing_ok=True)
-        log.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
+        logger.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
 
     def _load(self) -> None:
         """Load the newest checkpoint; without one, require the first commit.
@@ -492,7 +494,7 @@ class TableLog:
         for each, reason in damaged:
             for path in each.files:
                 path.unlink(missing_ok=True)
-            log.warning("a damaged checkpoint was removed", table=str(self.table), reason=reason.message)
+            logger.warning("a damaged checkpoint was removed", table=str(self.table), reason=reason.message)
 
     def _replay(self, actions: Sequence[Action], version: int) -> None:
         """Apply the actions of the commit that made `version` to the state: all of them, or after an error none."""

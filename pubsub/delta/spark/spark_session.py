@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _DELTA: Final = "spark.databricks.delta."
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 # Measured on two cores (see `make bench`); a user's [spark] conf overrides it.
 BASE_CONF: Final[Mapping[str, str]] = {
@@ -185,7 +185,7 @@ class Spark:
             except (OSError, Py4JError) as error:
                 if _refused(error):
                     return False
-                log.debug("Spark could not be asked whether it is running", reason=str(error))
+                logger.debug("Spark could not be asked whether it is running", reason=str(error))
             self._ask_at = now + _ASK_SECONDS
         return True
 
@@ -208,7 +208,7 @@ class Spark:
         def watch() -> None:
             while not over.is_set():
                 if (launched := self._launched) is not None and time.monotonic() > deadline:
-                    log.warning("Spark does not answer: its JVM is killed", pid=launched.pid)
+                    logger.warning("Spark does not answer: its JVM is killed", pid=launched.pid)
                     launched.kill()
                 self.kill_if_hung(patience)
                 over.wait(patience / 4)
@@ -234,7 +234,7 @@ class Spark:
                 jvm.java.lang.System.nanoTime()
 
         if not _ends(ask, patience):
-            log.warning("Spark does not answer: its JVM is killed", pid=process.pid)
+            logger.warning("Spark does not answer: its JVM is killed", pid=process.pid)
             process.kill()
 
     def fence(self, *, timeout: float = 60.0) -> None:
@@ -257,14 +257,14 @@ class Spark:
                 raise PubsubError("Spark was stopped", sqlstate="57P03")
             if not self.usable():
                 if self.alive():
-                    log.warning("Spark has stopped by itself: its JVM is replaced")
+                    logger.warning("Spark has stopped by itself: its JVM is replaced")
                 jars.require_java()
-                log.info("Spark is starting")
+                logger.info("Spark is starting")
                 began = time.monotonic()
                 self._end(_STOP_SECONDS)
                 self.fence()
                 self._start()
-                log.info("Spark has started", seconds=round(time.monotonic() - began, 1))
+                logger.info("Spark has started", seconds=round(time.monotonic() - began, 1))
             return self.session
 
     def stop(self, *, timeout: float = _STOP_SECONDS) -> None:
@@ -410,7 +410,7 @@ def _stop_session(session: SparkSession) -> None:
         gateway.shutdown()
     except Exception as error:
         # The JVM may disappear during this, or its context be stopped already, which is fine: it was to end.
-        log.debug("Spark was gone before it was stopped", reason=str(error))
+        logger.debug("Spark was gone before it was stopped", reason=str(error))
 
 
 def _ends(work: Callable[[], None], patience: float) -> bool:
@@ -441,7 +441,7 @@ def _acquire_fence(path: Path, timeout: float) -> int:
         except BlockingIOError as error:
             if not waiting:
                 waiting = True
-                log.info("waiting for an earlier daemon's JVM to end")
+                logger.info("waiting for an earlier daemon's JVM to end")
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue

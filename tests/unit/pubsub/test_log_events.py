@@ -18,7 +18,9 @@ def logged() -> dict[str, str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 match node:
                     case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id="log"), attr="info" | "warning" | "error" as level),
+                        func=ast.Attribute(
+                            value=ast.Name(id="log" | "logger"), attr="info" | "warning" | "error" as level
+                        ),
                         args=[ast.Constant(value=str(event)), *_],
                     ):
                         found[event] = level
