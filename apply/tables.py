@@ -102,10 +102,10 @@ class ApplyTables:
         """Take over the columns that REFRESH asks about, if the batch begins past the first look at them."""
         if self._refresh is None or not self._refresh.pending:
             return
-        before = Lsn(batch.first_lsn - 1)
-        if self._refresh.is_due(before):
+        at = Lsn(batch.first_lsn - 1)
+        if self._refresh.is_due(at):
             await until_committed()
-            await self.refresh_columns(before)
+            await self.refresh_columns(at)
 
     async def _learn_types(self, batch: Batch) -> None:
         """For binary transfer, ask the publisher about types created since the worker started."""

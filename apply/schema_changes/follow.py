@@ -311,7 +311,7 @@ class Follower:
         self._read(table, [])
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
-        record = Commit(table.app_id, after.since, after.since, before=version or None)
+        record = Commit(table.app_id, after.since, after.since, previous=version or None)
         before = table.target
         await faults.reached(f"alter {before.relation}")
         table.target = await in_thread(

@@ -308,11 +308,11 @@ class Ahead:
             return None
 
 
-def _same(before: Destination, now: Destination) -> bool:
+def _same(then: Destination, now: Destination) -> bool:
     """Return whether the table still gets the whole transaction."""
-    if now.contested or now.before is not None:
+    if now.contested or now.stops_before is not None:
         return False
-    return (before.relid, before.app_id, before.table) == (now.relid, now.app_id, now.table)
+    return (then.relid, then.app_id, then.table) == (now.relid, now.app_id, now.table)
 
 
 def _note_keys(work: _Work, changes: rows.Changes) -> bool:

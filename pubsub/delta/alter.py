@@ -64,7 +64,7 @@ def alter(
     """Commit `change` together with `properties`, and return the altered table.
 
     `record` gives the LSN from which on the table is so.  Raises NotInPrerequisiteState for a table that only Spark can
-    write; Overtaken if the table differs from `table` or holds another version than `record.before`; OSError.
+    write; Overtaken if the table differs from `table` or holds another version than `record.previous`; OSError.
     """
     log = _alterable_log(table, transactions)
 

@@ -82,7 +82,7 @@ class Commit:
     """The identity under which a commit is recorded.  `first`, `last`: the end LSNs of its first and last transaction.
 
     `until`: below this LSN the table matches no state of the publisher, as it was copied under several snapshots
-    (tablesync.window).  `before`: the table's version under `app_id` for which the commit was staged (None: it has
+    (tablesync.window).  `previous`: the table's version under `app_id` for which the commit was staged (None: it has
     none); at any other version the commit is refused (Overtaken).  `copied`: the commit replaces all rows by a copy.
     """
 
@@ -90,7 +90,7 @@ class Commit:
     first: Lsn
     last: Lsn
     until: Lsn | None = None
-    before: Lsn | None = None
+    previous: Lsn | None = None
     copied: bool = False
 
     @property
@@ -108,15 +108,15 @@ def application_id(node_id: str, subid: int, relid: int, generation: int) -> str
 
 def moved_on(held: int | None, record: Commit) -> str:
     """Return the detail of an Overtaken error: what the table holds, and what the commit expected."""
-    return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.before or 0)}."
+    return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.previous or 0)}."
 
 
 def not_at_version(table: TargetTable, held: int | None, record: Commit) -> PubsubError:
-    """Return the error for a table that holds another version than `record.before`: Overtaken if it is a later one.
+    """Return the error for a table that holds another version than `record.previous`: Overtaken if it is a later one.
 
     Otherwise the table has lost commits, which its subscription would not make again: DataCorrupted.
     """
-    if (held or 0) < (record.before or 0):
+    if (held or 0) < (record.previous or 0):
         return log.went_back(table.path, moved_on(held, record))
     return Overtaken(table.relation, moved_on(held, record))
 

@@ -123,7 +123,7 @@ class Table:
         keys = pa.table({"id": pa.array(deleted, pa.int64())})
         staged = DirectStaged(self.target, log, files, keys if len(keys) else None, None, False, 1)
         self.lsn += 1
-        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), before=Lsn(self.lsn - 1) or None))
+        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), previous=Lsn(self.lsn - 1) or None))
 
     def rewrite(
         self, choose: Callable[[Sequence[AddFile]], Sequence[AddFile]] = list, between: Callable[[], object] = int
