@@ -310,12 +310,12 @@ class ApplyWorker:
                     f'the apply worker of subscription "{self._subscription.name}" does not stream yet',
                     hint="pubsub status says what it waits for.",
                 )
-            point = snapshot_point(pipeline, self._subscription, self._node_id, at=at, halts=halts)
+            point = snapshot_point(pipeline.boundary, self._subscription, self._node_id, at=at, halts=halts)
             async with point as found:
                 if not halts:
                     yield found
                     return
-                async with pipeline.standing_at(found.lsn):
+                async with pipeline.boundary.standing_at(found.lsn):
                     await faults.reached("standing at a point")
                     yield found
 
