@@ -49,7 +49,7 @@ from pubsub.protocol.pgoutput import Relation
 from pubsub.protocol.text.columns import from_text
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.snapshots import end_of_wal
+from pubsub.publisher.snapshots import BEGIN, end_of_wal
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Publisher:
         async with await Connection.connect(
             subscription.conninfo, replication=False, application_name=subscription.name
         ) as connection:
-            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await connection.execute(BEGIN)
             found = await definitions.table_definitions(connection, relids, sizes=False)
             listed = await publication.published_columns(connection, subscription.publications, relids)
             await connection.execute("COMMIT")

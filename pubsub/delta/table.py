@@ -158,7 +158,12 @@ def opened(path: str) -> DeltaTable:
 
 
 def committed_lsn(path: str, app_id: str) -> Lsn | None:
-    """Return the end LSN of the table's last transaction under `app_id`; None if it has none."""
+    """Return the end LSN of the table's last transaction under `app_id` in its newest version; None if it has none.
+
+    TableLog.application_version answers for the version that a commit is worked out for.  To open a log for this question
+    alone it would replay every file (some hundred times as long where there are many), and it does not reach tables that
+    only Spark reaches; deltalake does.
+    """
     if not exists(path):
         return None
     version = opened(path).transaction_version(app_id)
