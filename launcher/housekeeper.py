@@ -37,8 +37,9 @@ from pubsub.delta.housekeeping.delta_optimize import enough, is_due, optimize
 from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
 from pubsub.delta.housekeeping.rewrite import can_be_rewritten, rewrite
 from pubsub.delta.housekeeping.upkeep import CHECKPOINT, Upkeep, Visit
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.demands import managed_by_catalog
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
 from pubsub.delta.spark.engine import Engine

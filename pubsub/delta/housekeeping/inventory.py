@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.table_log import AddFile
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.transactions import Action, Listed
 from pubsub.delta.places import Place, files_below
 

@@ -16,16 +16,16 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import structlog
 
 from pubsub.delta.key_index.table_index import TableIndex
 from pubsub.delta.log import checkpoints, deletion_vectors, demands, durable_files, earlier_releases, malformed
+from pubsub.delta.log.add_file import AddFile, file_of_action
 from pubsub.delta.log.other_commits import OtherCommit, other_commit, writers_of
 from pubsub.delta.log.transactions import (
     Action,
@@ -42,49 +42,9 @@ from pubsub.delta.places import Place, StorePath, place
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
 
 _CLUSTERING: Final = "delta.clustering"
-# Fields of an `add` that a new deletion vector leaves as they are.
-_KEPT: Final = ("baseRowId", "defaultRowCommitVersion", "clusteringProvider")
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 
 logger = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class AddFile:
-    """One AddFile of the log.  `bounds`: each column's least and greatest value, where its statistics have them."""
-
-    path: str
-    size: int
-    modification_time: int
-    rows: int | None
-    bounds: Mapping[str, tuple[Any, Any]]
-    stats: str | None
-    vector: Mapping[str, Any] | None
-    inside: bool
-    """Whether it has a relative path, as the files written here have."""
-    partition: Mapping[str, str | None] = field(default_factory=dict)
-    """Its partition's values as text, by the columns' physical names."""
-    kept: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of its `add` that are passed on unchanged."""
-    tags: Mapping[str, Any] | None = None
-    """The `tags` that other writers store with the file; passed on unchanged."""
-    writers: frozenset[str] | None = None
-    """The applications that wrote its rows (empty: another engine); None: unknown, or it has others' rows, too."""
-
-    @property
-    def partition_key(self) -> Hashable:
-        """What is equal for files of one partition."""
-        return tuple(sorted((name, value or "") for name, value in self.partition.items()))
-
-    @property
-    def clustered(self) -> bool:
-        """Whether OPTIMIZE has clustered its rows."""
-        return "clusteringProvider" in self.kept
-
-    @property
-    def deleted(self) -> int:
-        """The number of rows that its deletion vector removes."""
-        return int(self.vector["cardinality"]) if self.vector is not None else 0
 
 
 @dataclass(slots=True)
@@ -518,7 +478,7 @@ class TableLog:
         for action in actions:
             for kind, what in action.items():
                 if kind == "add":
-                    added = files[what["path"]] = _data_file(what)
+                    added = files[what["path"]] = file_of_action(what)
                     added.writers = known.get(added.path, writers) if what.get("dataChange", True) else None
                 elif kind == "remove":
                     # A file that gets another vector is removed and added in one commit, in any order.
@@ -571,33 +531,3 @@ def went_back(path: str, detail: str) -> DataCorrupted:
         detail=detail,
         hint=_RESYNC,
     )
-
-
-def _data_file(add: Mapping[str, Any]) -> AddFile:
-    stats = add.get("stats")
-    known = json.loads(stats) if stats else {}
-    least, greatest = known.get("minValues") or {}, known.get("maxValues") or {}
-    path = add["path"]
-    return AddFile(
-        path=path,
-        size=int(add["size"]),
-        modification_time=int(add["modificationTime"]),
-        rows=known.get("numRecords"),
-        bounds={name: (least[name], greatest[name]) for name in least.keys() & greatest.keys()},
-        stats=stats,
-        vector=add.get("deletionVector"),
-        tags=add.get("tags"),
-        inside="://" not in path and not path.startswith(("/", "file:")),
-        partition=add.get("partitionValues") or {},
-        kept={name: add[name] for name in _KEPT if add.get(name) is not None},
-    )
-
-
-def file_of_action(add: Mapping[str, Any]) -> AddFile:
-    """Return the data file of an `add` action."""
-    return _data_file(add)
-
-
-def path_of(file: AddFile, table: Place) -> Place:
-    """Return a data file's path; in the log it is URL-encoded."""
-    return table / unquote(file.path)

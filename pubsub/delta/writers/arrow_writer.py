@@ -31,8 +31,9 @@ from pubsub.delta.files.bounded_rows import ScatteredRows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import Found, find
 from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import ConcurrentCommit
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on

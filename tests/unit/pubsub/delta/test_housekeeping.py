@@ -31,7 +31,8 @@ from pubsub.delta.housekeeping.retention import FILES, LOG, changed, follow_sett
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.housekeeping.upkeep import Upkeep
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.add_file import AddFile
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Listed, Operation, Retention
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
