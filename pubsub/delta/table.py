@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pubsub.delta import history
 from pubsub.delta import schema_json as delta_schema
-from pubsub.delta.log import table_log as log
+from pubsub.delta.log import table_log
 from pubsub.delta.log.row_count import count_rows
 from pubsub.delta.log.transactions import Transactions, commit_retrying
 from pubsub.delta.places import is_local, is_reached, place
@@ -117,7 +117,7 @@ def not_at_version(table: TargetTable, held: int | None, record: Commit) -> Pubs
     Otherwise the table has lost commits, which its subscription would not make again: DataCorrupted.
     """
     if (held or 0) < (record.previous or 0):
-        return log.went_back(table.path, moved_on(held, record))
+        return table_log.went_back(table.path, moved_on(held, record))
     return Overtaken(table.relation, moved_on(held, record))
 
 
@@ -153,7 +153,7 @@ def opened(path: str) -> DeltaTable:
     except DeltaError:
         if not is_reached(path):
             raise
-        log.TableLog(path).refresh()
+        table_log.TableLog(path).refresh()
         return DeltaTable(path, storage_options=options(path))
 
 
@@ -246,7 +246,9 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
             check_columns(table)
             return
         columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
-        log.create(transactions, table.path, columns, delta_schema.features(table.schema), _settings(table, identity))
+        table_log.create(
+            transactions, table.path, columns, delta_schema.features(table.schema), _settings(table, identity)
+        )
 
     commit_retrying(f'create the Delta table of "{table.relation}"', commit)
     return True

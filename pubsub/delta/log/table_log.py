@@ -95,7 +95,7 @@ class TableLog:
         self.index: TableIndex | None = None
         self._transactions = transactions
         self.table = place(path)
-        self._log = self.table / "_delta_log"
+        self._directory = self.table / "_delta_log"
         self._state = _State()
         # Delta's cache of this table is stale: call `forget` before the next commit.
         self._replaced = False
@@ -268,11 +268,11 @@ class TableLog:
             raise
         try:
             durable_files.sync_file(self._name(self._state.version))
-            durable_files.sync_directory(self._log)
+            durable_files.sync_directory(self._directory)
             replaced = before >= 0 and self._look(before) not in (stamp, None)  # None: it has expired
         except Exception as error:
             # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
-            raise PubsubError(f'could not fsync "{self._log}": {text_of(error)}', sqlstate="58030") from error
+            raise PubsubError(f'could not fsync "{self._directory}": {text_of(error)}', sqlstate="58030") from error
         if replaced:
             raise went_back(str(self.table), f"Version {before} was replaced.")
 
@@ -365,7 +365,7 @@ class TableLog:
         return found[::-1]
 
     def _name(self, version: int) -> Place:
-        return self._log / f"{version:020}.json"
+        return self._directory / f"{version:020}.json"
 
     def actions(self, version: int) -> list[Action] | None:
         """Return the actions of one commit; None if it does not exist, or no longer.  Raises DataCorrupted."""
@@ -377,8 +377,8 @@ class TableLog:
             actions = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             raise DataCorrupted(f'"{self._name(version)}" is not a Delta commit: {error}') from error
-        if isinstance(self._log, Path) and earlier_releases.mend(actions):
-            self._put_mended(self._log, version, actions)
+        if isinstance(self._directory, Path) and earlier_releases.mend(actions):
+            self._put_mended(self._directory, version, actions)
         return actions
 
     def _put_mended(self, directory: Path, version: int, actions: Sequence[Action]) -> None:
@@ -405,10 +405,10 @@ class TableLog:
         log has all commits since.  Then the damaged one is removed, for the sake of readers that would not do without, and
         likewise a _last_checkpoint whose checkpoint did not survive.
         """
-        hint = checkpoints.announced(self._log)
-        found = checkpoints.complete(self._log)
+        hint = checkpoints.announced(self._directory)
+        found = checkpoints.complete(self._directory)
         if hint is not None and hint not in [each.version for each in found]:
-            (self._log / "_last_checkpoint").unlink(missing_ok=True)
+            (self._directory / "_last_checkpoint").unlink(missing_ok=True)
         damaged: list[tuple[checkpoints.Checkpoint, DataCorrupted]] = []
         for each in found:
             try:
@@ -419,7 +419,7 @@ class TableLog:
         else:
             self._state = _State()
             if not self._name(0).exists() and not damaged:
-                if any(self._log.glob("*.json")):
+                if any(self._directory.glob("*.json")):
                     raise DataCorrupted(
                         f'the log of the Delta table "{self.table}" has lost its beginning', hint=_RESYNC
                     )
@@ -438,9 +438,9 @@ class TableLog:
 
     def _remove_checkpoints(self, *, after: int) -> None:
         """Remove what Delta has made of a commit that was lost: it would take the place of the log."""
-        for each in checkpoints.complete(self._log):
+        for each in checkpoints.complete(self._directory):
             if each.version > after:
-                (self._log / "_last_checkpoint").unlink(missing_ok=True)
+                (self._directory / "_last_checkpoint").unlink(missing_ok=True)
                 for path in each.files:
                     path.unlink(missing_ok=True)
 
@@ -450,7 +450,7 @@ class TableLog:
         if not all(self._name(version).exists() for version in range(self._state.version + 1, newest.version + 1)):
             raise error
         # It is only a hint, to a checkpoint that is about to go.
-        (self._log / "_last_checkpoint").unlink(missing_ok=True)
+        (self._directory / "_last_checkpoint").unlink(missing_ok=True)
         for each, reason in damaged:
             for path in each.files:
                 path.unlink(missing_ok=True)
@@ -506,7 +506,7 @@ def log_at(path: str, version: int) -> TableLog:
     """
     log = TableLog(path)
     with malformed.refused(path):
-        base = next((one for one in checkpoints.complete(log._log) if one.version <= version), None)
+        base = next((one for one in checkpoints.complete(log._directory) if one.version <= version), None)
         if base is not None:
             log._load_checkpoint(base)
         for number in range(log.version + 1, version + 1):
