@@ -299,25 +299,28 @@ class Batch:
         """Return the transaction that row `seq` belongs to."""
         return self.transactions[int(np.searchsorted(self._ends(), seq, side="right"))]
 
-    def kept_rows(self, after: Lsn, before: Lsn | None = None) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """Mark the rows for a table that holds everything up to `after` and stopped at `before` (None: has not stopped).
+    def kept_rows(
+        self, after: Lsn, stops_before: Lsn | None = None
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+        """Mark the rows for a table that holds everything up to `after` and stops before `stops_before` (None: does not stop).
 
-        A transaction is dropped if and only if its end LSN <= `after`, or >= `before`.  None means that every row is kept.
+        A transaction is dropped if and only if its end LSN <= `after`, or >= `stops_before`.  None means that every row is
+        kept.
         """
-        if after < self.first_lsn and (before is None or before > self.last_lsn):
+        if after < self.first_lsn and (stops_before is None or stops_before > self.last_lsn):
             return None
         lsns = np.fromiter((t.end_lsn for t in self.transactions), np.uint64, len(self.transactions))
         kept = lsns > np.uint64(after)
-        if before is not None:
-            kept &= lsns < np.uint64(before)
+        if stops_before is not None:
+            kept &= lsns < np.uint64(stops_before)
         return np.repeat(kept, np.diff(self._ends(), prepend=0))
 
-    def kept_truncation(self, oid: int, after: Lsn, before: Lsn | None = None) -> int | None:
+    def kept_truncation(self, oid: int, after: Lsn, stops_before: Lsn | None = None) -> int | None:
         """Return the greatest seq before which TRUNCATE emptied the publisher's relation `oid`, or None."""
         kept = []
         for truncation in self.truncations:
             end_lsn = self.transactions[truncation.transaction].end_lsn
-            if oid in truncation.relations and end_lsn > after and (before is None or end_lsn < before):
+            if oid in truncation.relations and end_lsn > after and (stops_before is None or end_lsn < stops_before):
                 kept.append(truncation.seq)
         return max(kept, default=None)
 

@@ -36,7 +36,7 @@ from pubsub.protocol.rows import INSERT, UPDATE
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 _NAMES: Final = {INSERT: "INSERT", UPDATE: "UPDATE"}
 
@@ -73,10 +73,10 @@ class Conflicts:
     def report(self, relation: str) -> None:
         """Log the first conflicts one by one, and the number of the others."""
         for text in self.texts:
-            log.warning(**text)
+            logger.warning(**text)
         left = sum(self.counts.values()) - len(self.texts)
         if left > 0:
-            log.warning(f'more conflicts detected on relation "{relation}"', count=left)
+            logger.warning(f'more conflicts detected on relation "{relation}"', count=left)
 
 
 def judge(folded: Folded, batch: Batch, relation: str, origin: str) -> Conflicts:
@@ -191,7 +191,7 @@ async def count_conflict_of(catalog: Catalog, subid: int, error: PubsubError) ->
 
 def note_look_ups(relation: str) -> None:
     """Log that a table's rows are looked up from now on."""
-    log.info("rows of a table are not as its changes expect, and are looked up", relation=relation)
+    logger.info("rows of a table are not as its changes expect, and are looked up", relation=relation)
 
 
 async def record_other_commits(
@@ -199,7 +199,7 @@ async def record_other_commits(
 ) -> None:
     """Log other writers' commits to a table, and store the last one: from then on its changes may conflict."""
     for commit in commits:
-        log.warning(
+        logger.warning(
             "the Delta table was written by others",
             relation=relation,
             version=commit.version,

@@ -100,10 +100,12 @@ def _narrowed(destinations: _Destinations, error: PubsubError, batch: Batch) -> 
     for name, destination in destinations.items():
         if destination.relid != error.relid:
             found[name] = destination
-        elif transaction is not None and (destination.before is None or transaction.end_lsn < destination.before):
-            before = transaction.end_lsn
-            if any(destination.after < t.end_lsn < before for t in batch.transactions):
-                found[name] = replace(destination, before=before)
+        elif transaction is not None and (
+            destination.stops_before is None or transaction.end_lsn < destination.stops_before
+        ):
+            end = transaction.end_lsn
+            if any(destination.after < t.end_lsn < end for t in batch.transactions):
+                found[name] = replace(destination, stops_before=end)
     return found
 
 

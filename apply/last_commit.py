@@ -19,7 +19,7 @@ from pubsub.publisher.commit_record import CannotTell, is_commit_at
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 async def check_last_commit(
@@ -36,7 +36,7 @@ async def check_last_commit(
         timeline = await _timeline(connection, identity, last.lsn)
         there = await is_commit_at(subscription.conninfo, subscription.name, timeline, last.lsn, last.time, origin)
     except CannotTell as error:
-        log.info(
+        logger.info(
             "the publisher does not show whether it has the last transaction",
             subscription=subscription.name,
             lsn=str(last.lsn),

@@ -23,7 +23,7 @@ from catalog.store import Catalog
 from pubsub.errors import ConnectionFailure
 from pubsub.publisher.connection import Connection
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 _TIMELINE: Final = """
 SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery()
@@ -79,7 +79,7 @@ class Promotion:
             if system is not None:
                 await self._catalog.set_publisher(self._subscription.oid, system, int(timeline, 16))
             self.standby = False
-            log.info("publisher was promoted", subscription=self._subscription.name, timeline=int(timeline, 16))
+            logger.info("publisher was promoted", subscription=self._subscription.name, timeline=int(timeline, 16))
 
     async def close(self) -> None:
         """Close the connection that asks the server."""

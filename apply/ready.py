@@ -23,7 +23,7 @@ from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def is_ready(sync_lsn: Lsn | None, origin: Lsn) -> bool:
@@ -57,5 +57,5 @@ class ReadyTables:
             except (UndefinedObject, NotInPrerequisiteState):
                 continue  # it has left, or left and joined again, since the catalog was read; `load` finds out
             await faults.reached(f"ready {entry.relation.qualified_name}")
-            log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(lsn))
+            logger.info("table is ready", relation=entry.relation.qualified_name, lsn=str(lsn))
             self._handover.forget(relid)

@@ -1,6 +1,6 @@
 """Find an LSN at which the publisher and the Delta tables can both be read: a snapshot there, a boundary between batches here.
 
-    hold back    frames are fed a second late from now on (pipeline.held_back)
+    hold back    frames are fed a second late from now on (apply.pipeline.held_back)
     slot         a temporary slot with an exported snapshot: what committed before its consistent point, S, and nothing else
     boundary     S is in the WAL that is still held back: the open batch ends at S, so that a version of each table shows S
 
@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from apply.pipeline.pipeline import Pipeline
+from apply.pipeline.boundary import Boundary
 from catalog.records import Subscription
 from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState
@@ -32,7 +32,7 @@ _ATTEMPTS: Final = 5
 # How often the end of the publisher's WAL is asked for while it has not come to a wanted LSN, in seconds.
 _LOOK: Final = 0.2
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def slot_name(subid: int, node_id: str) -> str:
 
 @asynccontextmanager
 async def snapshot_point(
-    pipeline: Pipeline, subscription: Subscription, node_id: str, *, at: Lsn | None = None, halts: bool = False
+    boundary: Boundary, subscription: Subscription, node_id: str, *, at: Lsn | None = None, halts: bool = False
 ) -> AsyncIterator[SnapshotPoint]:
     """Hold a point as long as the body runs; the stream goes on past it at once, unless it `halts` there.
 
@@ -64,11 +64,11 @@ async def snapshot_point(
             subscription.conninfo, replication=True, application_name=f"{subscription.name} snapshot point"
         ) as connection:
             await _until_written(connection, at)
-            pipeline.hold_back(_DELAY)
+            boundary.hold_back(_DELAY)
             try:
                 created = await replication.create_slot(connection, name, snapshot="export", temporary=True)
                 await faults.reached("snapshot point")
-                in_time = await pipeline.end_batch_at(created.consistent_point, halts=halts)
+                in_time = await boundary.end_batch_at(created.consistent_point, halts=halts)
                 if in_time:
                     assert created.snapshot_name is not None
                     async with await Connection.connect(subscription.conninfo) as reader:
@@ -76,8 +76,8 @@ async def snapshot_point(
                     yield SnapshotPoint(created.consistent_point, created.snapshot_name)
                     return
             finally:
-                pipeline.release()
-            log.info(
+                boundary.release()
+            logger.info(
                 "a snapshot point was passed before it was known",
                 subscription=subscription.name,
                 lsn=str(created.consistent_point),

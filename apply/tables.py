@@ -40,7 +40,7 @@ from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def _names(batch: Batch) -> set[tuple[str, str]]:
@@ -102,10 +102,10 @@ class ApplyTables:
         """Take over the columns that REFRESH asks about, if the batch begins past the first look at them."""
         if self._refresh is None or not self._refresh.pending:
             return
-        before = Lsn(batch.first_lsn - 1)
-        if self._refresh.is_due(before):
+        at = Lsn(batch.first_lsn - 1)
+        if self._refresh.is_due(at):
             await until_committed()
-            await self.refresh_columns(before)
+            await self.refresh_columns(at)
 
     async def _learn_types(self, batch: Batch) -> None:
         """For binary transfer, ask the publisher about types created since the worker started."""
@@ -216,7 +216,7 @@ class ApplyTables:
                 continue  # it has left meanwhile
             # Else the next apply worker would keep to what was promised to the old copy, and end here again.
             self._handover.new_copy(again.relid)
-            log.info("table is copied again", relation=again.relation, reason=again.reason)
+            logger.info("table is copied again", relation=again.relation, reason=again.reason)
         if tables:
             raise StartAgain(tables[0].message)
 
@@ -254,7 +254,7 @@ class ApplyTables:
             entry.stopped = True
             relation, error = entry.relation, one.error
             await explain(error, self._subscription)
-            log.error(
+            logger.error(
                 "table has stopped",
                 subscription=self._name,
                 relation=relation.qualified_name,
@@ -362,11 +362,11 @@ class ApplyTables:
         """See interfaces.Tables (worker.c: clear_subscription_skip_lsn)."""
         await self._catalog.clear_skip_lsn(self._subid, passed.wanted)
         if passed.finish == passed.wanted:
-            log.info(
+            logger.info(
                 "logical replication completed skipping transaction", origin=self.origin, finish_lsn=str(passed.finish)
             )
         else:
-            log.warning(
+            logger.warning(
                 "skip-LSN of the subscription is cleared: the first transaction was another",
                 origin=self.origin,
                 skip_lsn=str(passed.wanted),

@@ -45,7 +45,7 @@ from pubsub.reorderbuffer import transaction as reorderbuffer
 _WAITING: Final = ".prepared"
 _DONE: Final = ".done"
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 Described = Sequence[tuple[int, pgoutput.Relation]]
 
@@ -332,7 +332,7 @@ class TwoPhase:
         over = [xact for xact in (*waiting, *self._lost) if (xact.xid, xact.gid) in self._ended]
         self._ended.clear()
         for xact in over:
-            log.warning(
+            logger.warning(
                 "a prepared transaction that the publisher no longer has is forgotten", gid=xact.gid, xid=xact.xid
             )
             self._found(xact.xid)

@@ -50,7 +50,7 @@ from pubsub.publisher.slots import SlotInfo
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ApplyWorker:
             stream, options = await self._start(connection, slot_name, start)
             buffer = await asyncio.to_thread(open_buffer, self._settings, str(start.subscription.oid))
             self._pipeline = pipeline = self._pipeline_of(stream, start, options, buffer)
-            log.info("apply worker has started", subscription=start.subscription.name, lsn=str(start.origin))
+            logger.info("apply worker has started", subscription=start.subscription.name, lsn=str(start.origin))
             if await self._follow(pipeline, buffer, start.promotion):
                 await stream.close()
                 await self._disable_at_stop(pipeline.flushed)
@@ -184,7 +184,7 @@ class ApplyWorker:
         except PublisherError as error:
             raise await publisher_identity.explained(connection, error, start.slot) from error
         if await publisher_identity.remember(self._catalog, subscription, start.identity, start.began):
-            log.info(
+            logger.info(
                 "publisher has another identity",
                 subscription=subscription.name,
                 system_identifier=start.identity.system_identifier,
@@ -193,7 +193,7 @@ class ApplyWorker:
         self.streaming = True
         if enable:
             self._enabling = True
-            log.info("two-phase commit is enabled", subscription=subscription.name)
+            logger.info("two-phase commit is enabled", subscription=subscription.name)
             await self._catalog.alter_subscription(
                 subscription.oid, options=lambda stored: replace(stored, two_phase_state="e")
             )
@@ -269,7 +269,7 @@ class ApplyWorker:
             stored = await self._catalog.subscription(self._subscription.oid)
             if stored.options.stop_lsn != stop:
                 return  # it was changed while this worker ran to the old one
-            log.info(
+            logger.info(
                 "subscription has reached stop_lsn, and is disabled",
                 subscription=self._subscription.name,
                 lsn=str(stop),
@@ -310,12 +310,12 @@ class ApplyWorker:
                     f'the apply worker of subscription "{self._subscription.name}" does not stream yet',
                     hint="pubsub status says what it waits for.",
                 )
-            point = snapshot_point(pipeline, self._subscription, self._node_id, at=at, halts=halts)
+            point = snapshot_point(pipeline.boundary, self._subscription, self._node_id, at=at, halts=halts)
             async with point as found:
                 if not halts:
                     yield found
                     return
-                async with pipeline.standing_at(found.lsn):
+                async with pipeline.boundary.standing_at(found.lsn):
                     await faults.reached("standing at a point")
                     yield found
 
@@ -343,7 +343,7 @@ class ApplyWorker:
             raise
 
     def _warned(self, warning: PublisherError) -> None:
-        log.warning(
+        logger.warning(
             "publisher warns", subscription=self._subscription.name, reason=warning.message, detail=warning.detail
         )
         skipped = publisher_identity.skipped_publication(warning)

@@ -18,26 +18,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import psycopg
-from psycopg import sql
 
-from bench import commits, decoding, large, machine, scattered, storage, types
+from bench import commits, decoding, lag, large, machine, scattered, storage, types
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed, Ours, Stock, Subscriber, settle
-from bench.workload import Dataset, Orders, Pgbench, rate_of
+from bench.workload import Dataset, Orders, Pgbench
 from pubsub.errors import PubsubError
 from pubsub.protocol import commands
-from pubsub.protocol.copyboth import pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.pgoutput import Commit, read_message
 from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
-_POLL: Final = 0.02
 _TIMEOUT: Final = 600.0
 _WARM_ROWS: Final = 20_000
 _LAG_RATE: Final = 1000
@@ -262,10 +257,10 @@ class Bench:
                 for seconds in (making, self._plan.lag_seconds):
                     before = sum(self._ours.cpu().values())
                     with data.running(self._publisher, seconds) as load:
-                        rate, lags = self._lags_under(self._ours, data, load)
+                        rate, lags = lag.under(self._publisher, self._ours, data, load, self._follow, self._say)
                     used = sum(self._ours.cpu().values()) - before
                     spent.append(used / (rate * seconds * scattered.ROWS) * 1000)
-                    shown = " / ".join(f"{lag:.2f}" for lag in lags)
+                    shown = " / ".join(f"{one:.2f}" for one in lags)
                     self._say(
                         f"  p50 / p95 / greatest lag: {shown} s; {spent[-1]:.3f} s of processor time per 1,000 rows"
                     )
@@ -403,9 +398,9 @@ class Bench:
             subscriber.enable(data)
             self._follow(subscriber, data, data.mark(self._publisher))
             load = data.start_at_rate(self._publisher, _LAG_RATE, seconds)
-            rate, found[subscriber.name] = self._lags_under(subscriber, data, load)
+            rate, found[subscriber.name] = lag.under(self._publisher, subscriber, data, load, self._follow, self._say)
             rates[subscriber.name] = rate
-            shown = " / ".join(f"{lag:.2f}" for lag in found[subscriber.name])
+            shown = " / ".join(f"{one:.2f}" for one in found[subscriber.name])
             self._say(f"  {rate:,.0f} transactions a second; p50 / p95 / greatest lag: {shown} s")
             self._check(subscriber, data)
             subscriber.disable(data)
@@ -417,48 +412,6 @@ class Bench:
         title = "transactions/s that the publisher reached meanwhile"
         limit = Limit("lag_rate", title, "rate", rates[self._ours.name], rates[self._theirs.name])
         self.results.limits.append(limit)
-
-    def _lags_under(
-        self, subscriber: Subscriber, data: Pgbench | scattered.Scattered, load: subprocess.Popen[str]
-    ) -> tuple[float, tuple[float, ...]]:
-        """Watch a subscriber that follows a load until its end; return the load's rate, and p50, p95 and the greatest lag."""
-        slot = "bench_lag"
-        self._publisher.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')", data.database)
-        seen: list[tuple[Lsn, float]] = []
-        while load.poll() is None:
-            _look(subscriber, data, seen)
-            time.sleep(_POLL)
-        assert load.stdout is not None
-        rate = rate_of(load.stdout.read())
-        self._follow(subscriber, data, data.mark(self._publisher), seen)
-        lags, times = self._lags(data, slot, seen)
-        self._publisher.drop_slot(slot)
-        for minute in range(int(times[-1] - times[0]) // 60):
-            part = lags[(times >= times[0] + minute * 60) & (times < times[0] + minute * 60 + 60)]
-            shown = " / ".join(f"{np.percentile(part, p):.2f}" for p in (50, 95, 100)) if len(part) else "nothing"
-            self._say(f"  minute {minute + 1}: {shown}")
-        return rate, tuple(float(np.percentile(lags, p)) for p in (50, 95, 100))
-
-    def _lags(
-        self, data: Dataset, slot: str, seen: Sequence[tuple[Lsn, float]]
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the lag in seconds of each transaction in the slot, the mark's included, and when each committed."""
-        options = commands.pgoutput_options(180000, [data.publication])
-        words = ", ".join(sql.Literal(word).as_string(None) for pair in options.items() for word in pair)
-        rows = self._publisher.query(
-            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', NULL, NULL, {words})"
-            " WHERE get_byte(data, 0) = ascii('C')",
-            data.database,
-        )
-        commits = [one for (frame,) in rows if isinstance(one := read_message(bytes(frame)), Commit)]
-        ends = np.array([int(commit.end_lsn) for commit in commits], np.uint64)
-        times = np.array([pg_time_to_datetime(commit.commit_time).timestamp() for commit in commits])
-        positions = np.array([int(lsn) for lsn, _ in seen], np.uint64)
-        moments = np.array([moment for _, moment in seen])
-        # The mark's LSN is taken inside the last transaction, whose commit may lie after it; that counts as seen with
-        # the mark.
-        first = np.minimum(np.searchsorted(positions, ends), len(positions) - 1)
-        return moments[first] - times, times
 
     # Receiving
 
@@ -576,16 +529,14 @@ class Bench:
             machine.forget_peak(jvm)
         return jvm
 
-    def _follow(
-        self, subscriber: Subscriber, data: Dataset, until: Lsn, seen: list[tuple[Lsn, float]] | None = None
-    ) -> None:
+    def _follow(self, subscriber: Subscriber, data: Dataset, until: Lsn, seen: lag.Seen | None = None) -> None:
         """Poll until the origin is past `until`, an LSN inside the last transaction.  Raises Failed after _TIMEOUT."""
         seen = [] if seen is None else seen
         deadline = time.monotonic() + _TIMEOUT
-        while _look(subscriber, data, seen) <= until:
+        while lag.look(subscriber, data, seen) <= until:
             if time.monotonic() > deadline:
                 raise Failed(f"{subscriber.name} is not at {until} after {_TIMEOUT:.0f} s\n{subscriber.failure()}")
-            time.sleep(_POLL)
+            time.sleep(lag.POLL)
 
     def _check(self, subscriber: Subscriber, data: Dataset) -> None:
         difference = subscriber.difference(data)
@@ -612,11 +563,3 @@ class Bench:
             if runs:
                 count = changes.get(name, self._plan.rows)
                 self.results.comparisons.append(Comparison(name, titles[name], count, self._plan.goals.get(name), runs))
-
-
-def _look(subscriber: Subscriber, data: Dataset, seen: list[tuple[Lsn, float]]) -> Lsn:
-    """Return the origin's position; if it has moved, add it and the time to `seen`."""
-    lsn = subscriber.applied(data)
-    if not seen or lsn > seen[-1][0]:
-        seen.append((lsn, time.time()))
-    return lsn

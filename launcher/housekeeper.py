@@ -37,8 +37,9 @@ from pubsub.delta.housekeeping.delta_optimize import enough, is_due, optimize
 from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
 from pubsub.delta.housekeeping.rewrite import can_be_rewritten, rewrite
 from pubsub.delta.housekeeping.upkeep import CHECKPOINT, Upkeep, Visit
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.demands import managed_by_catalog
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
 from pubsub.delta.spark.engine import Engine
@@ -69,7 +70,7 @@ _LONGEST_STATEMENT: Final = 86_400.0
 _PAUSE: Final = 3.0
 _LONGEST_PAUSE: Final = 60.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class Housekeeper:
                 self._notice(time.time())
                 await self._work(visits=visits)
             except Exception as error:
-                log.warning("housekeeping could not go on", reason=first_line(error))
+                logger.warning("housekeeping could not go on", reason=first_line(error))
 
     async def _read_tables(self) -> None:
         """Take over the catalog's tables if it has changed."""
@@ -201,11 +202,11 @@ class Housekeeper:
         try:
             if is_reached(table.relation.path) and await self._engine.run_without_spark(_is_managed, self._log(table)):
                 table.look_at = table.visit_at = None
-                log.info("housekeeping leaves a table to its catalog", relation=table.relation.qualified_name)
+                logger.info("housekeeping leaves a table to its catalog", relation=table.relation.qualified_name)
                 return
             await (self._visit(table) if visits else self._look(table))
         except Exception as error:
-            log.warning(
+            logger.warning(
                 "housekeeping of a table failed", relation=table.relation.qualified_name, reason=first_line(error)
             )
             table.upkeep = None
@@ -245,7 +246,7 @@ class Housekeeper:
         else:
             return
         if done:
-            log.info(
+            logger.info(
                 "data files were merged", relation=relation.qualified_name, seconds=round(time.monotonic() - began, 1)
             )
             table.look_at = time.time()
@@ -277,7 +278,7 @@ class Housekeeper:
             table.log = found
             table.upkeep = Upkeep(found, self._engine.transactions, self._started)
             if await self._engine.run_without_spark(follow_settings, found, self._wanted):
-                log.info("a table's retention was set as the settings say", relation=relation.qualified_name)
+                logger.info("a table's retention was set as the settings say", relation=relation.qualified_name)
         now = time.time()
         resting = table.changed_at + _REST <= now
         visit = await self._engine.run(_visited, table.upkeep, opens == 0, resting)
@@ -304,7 +305,7 @@ class Housekeeper:
         await self._catalog.put_statistics(storage=[table.storage])
         table.visit_at = due
         if visit.vacuumed:
-            log.info("vacuumed", relation=relation.qualified_name, retained_bytes=usage.retained)
+            logger.info("vacuumed", relation=relation.qualified_name, retained_bytes=usage.retained)
 
     def _window_opens(self) -> float:
         """Return the seconds until the window opens; 0 within it."""

@@ -43,7 +43,7 @@ _PAUSE_LOOK: Final = 1.0
 #: A publisher is polled every two seconds, and its stream brings messages: after so long without any it counts as away.
 _SILENCE: Final = timedelta(seconds=10)
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Launcher:
@@ -113,7 +113,7 @@ class Launcher:
                     await self._cancel()
                     raise
                 except PubsubError as error:
-                    log.error("catalog could not be read", reason=error.message, hint=error.hint)
+                    logger.error("catalog could not be read", reason=error.message, hint=error.hint)
                     rest = max(rest, self._settings.wal_retrieve_retry_interval)
                 try:
                     async with asyncio.timeout(rest):
@@ -173,7 +173,7 @@ class Launcher:
     async def _log_commands(self) -> None:
         """Log the commands that this or another process has executed (PostgreSQL: log_statement = ddl)."""
         for command in await self._catalog.take_commands():
-            log.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
+            logger.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
 
     async def _end_abandoned_pauses(self) -> None:
         """End the pauses of commands that were killed."""
@@ -183,7 +183,9 @@ class Launcher:
         for oid, name in list(self._paused.items()):
             ended = await self._catalog.end_abandoned_pause(oid)
             if ended is not None:
-                log.warning("a command has ended half-way: its subscription goes on", subscription=name, command=ended)
+                logger.warning(
+                    "a command has ended half-way: its subscription goes on", subscription=name, command=ended
+                )
 
     def _resting_is_over(self) -> bool:
         """Return whether a subscription whose runner failed may start again."""
@@ -195,7 +197,7 @@ class Launcher:
         runner = self.runners[subscription.oid] = Runner(subscription, self._node, handover)
         self._tasks[subscription.oid] = asyncio.create_task(runner.run(), name=f"subscription {subscription.name}")
         self._tasks[subscription.oid].add_done_callback(lambda _: self.wake())
-        log.info("subscription has started", subscription=subscription.name)
+        logger.info("subscription has started", subscription=subscription.name)
 
     def _begin_to_end(self, oid: int) -> None:
         if oid not in self._ends:
@@ -208,7 +210,7 @@ class Launcher:
         _, late = await asyncio.wait({task}, timeout=self._settings.drain_timeout)
         if late:
             task.cancel()
-            log.warning(
+            logger.warning(
                 "workers did not drain in time: what they had not committed will be received again",
                 subscription=runner.subscription.name,
             )
@@ -247,10 +249,10 @@ class Launcher:
         self._counted.pop(oid, None)
         error = None if task.cancelled() else task.exception()
         if error is None:
-            log.info("subscription has stopped", subscription=runner.subscription.name)
+            logger.info("subscription has stopped", subscription=runner.subscription.name)
         else:
             known = typed(error)
-            log.error(
+            logger.error(
                 "subscription ended",
                 subscription=runner.subscription.name,
                 reason=known.message,
@@ -295,7 +297,7 @@ class Launcher:
                 await self._put_statistics()
             except PubsubError as error:
                 # Statistics are for people: replication goes on without them.
-                log.warning("statistics could not be stored", reason=error.message)
+                logger.warning("statistics could not be stored", reason=error.message)
 
     async def _put_statistics(self) -> None:
         workers: list[tuple[int, int | None, WorkerFields]] = []

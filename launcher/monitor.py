@@ -27,7 +27,7 @@ _SELDOM: Final = 30.0
 #: An attempt that takes longer is given up and repeated after the interval.
 _PATIENCE: Final = 30.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Monitors:
                         left = tuple(warning for name, warning in suspects.items() if name in before)
                         found = replace(found, warnings=(*found.warnings, *left))
                 except (PubsubError, TimeoutError) as error:
-                    log.debug("publisher could not be asked", subscription=subscription.name, reason=str(error))
+                    logger.debug("publisher could not be asked", subscription=subscription.name, reason=str(error))
                     if connection is not None:
                         await connection.close()
                 if (watch := self._watches.get(subscription.oid)) is not None and watch.subscription is subscription:

@@ -20,7 +20,7 @@ from pubsub.errors import PubsubError
 
 _WORK: Final = {"pin": pins.pin_all, "release": pins.release_all}
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def carry_out(tables: pins.Properties, kind: str, payload: Mapping[str, Any]) -> None:
@@ -66,4 +66,4 @@ class PinRequests:
                 await self._catalog.answer(request.id, error)
             except PubsubError as failure:
                 # The request is still there: the next look at the catalog begins it again.
-                log.error("a request could not be answered", request=request.kind, reason=failure.message)
+                logger.error("a request could not be answered", request=request.kind, reason=failure.message)

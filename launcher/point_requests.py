@@ -27,7 +27,7 @@ _LONGEST: Final = 60.0
 #: How often a request is looked for that its command may have withdrawn, in seconds.
 _LOOK: Final = 2.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class PointRequests:
@@ -74,7 +74,7 @@ class PointRequests:
                     return
             await work
         except PubsubError as error:
-            log.warning("a request could not be answered", request=request.kind, reason=error.message)
+            logger.warning("a request could not be answered", request=request.kind, reason=error.message)
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)

@@ -134,7 +134,7 @@ async def plan(
 
     Raises for the first that cannot be replicated or read, or whose Delta table may not be used.
     """
-    from apply.schema_changes.table_definition import published_columns, target_table
+    from apply.schema_changes.table_definition import target_table
 
     plans = []
     found = await definitions.table_definitions(connection, tables)
@@ -142,7 +142,7 @@ async def plan(
         definition = found.get(table.oid)
         if definition is None:
             continue  # dropped since it was listed
-        if not published_columns(definition, table.attnames):
+        if not definition.published(table.attnames):
             session.notice(
                 f'table "{definition.schema}.{definition.name}" is left out: it has no column that is published',
                 detail="A Delta table has at least one column.",
@@ -165,10 +165,7 @@ async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTa
     types = await definitions.binary_types(connection)
     found = await definitions.table_definitions(connection, tables)
     for relid, definition in found.items():
-        published = tables[relid].attnames
-        for column in definition.columns:
-            if column.name not in published if published is not None else column.generated:
-                continue
+        for column in definition.published(tables[relid].attnames):
             try:
                 types.check(column.type_oid)
             except FeatureNotSupported as error:

@@ -46,7 +46,6 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
-from pubsub.sql.identifiers import quote_literal
 from tablesync.publisher_table import Described, PublisherTable
 from tablesync.row_forms import published, row_form, source_table
 from tablesync.window import rows_under, with_columns
@@ -61,7 +60,7 @@ _ATTEMPTS: Final = 5
 _PATIENCE: Final = 60.0
 _LOOK: Final = 0.2
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class RepairRequests:
@@ -102,7 +101,7 @@ class RepairRequests:
                 error = typed(failure)
             await self._catalog.answer(request.id, error, result)
         except PubsubError as failure:
-            log.warning("a request could not be answered", request=request.kind, reason=failure.message)
+            logger.warning("a request could not be answered", request=request.kind, reason=failure.message)
 
     async def _repair(self, subid: int, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Repair the tables; anew for those that are left if the apply worker starts again, as it does when others have written."""
@@ -116,7 +115,7 @@ class RepairRequests:
             except StartAgain as again:
                 if attempt == _ATTEMPTS:
                     raise
-                log.info("a repair begins again", reason=again.message)
+                logger.info("a repair begins again", reason=again.message)
         raise AssertionError
 
     async def _running(self, subid: int, *, other_than: ApplyWorker | None) -> tuple[ApplyWorker, Subscription]:
@@ -141,8 +140,7 @@ class RepairRequests:
         """Repair the tables that are not in `found` yet, and put them there; return the point's LSN."""
         async with worker.snapshot_point(halts=True) as point:
             async with await Connection.connect(subscription.conninfo, application_name=_NAME) as connection:
-                await connection.execute(snapshots.BEGIN)
-                await connection.execute(_imported(point))
+                await snapshots.begin_under(connection, point.snapshot)
                 for one in tables:
                     relation = await self._catalog.relation(subscription.oid, int(one["relid"]))
                     if relation is None or str(relation.relid) in found:
@@ -193,7 +191,7 @@ class _Repair:
         await self._worker.replace_rows(destination, folded, self._point.lsn)
         await faults.reached(f"repaired {relation.qualified_name}")
         inserted, removed = folded.images.num_rows, folded.deleted_keys.num_rows + folded.removed.num_rows
-        log.info(
+        logger.info(
             "rows were copied anew",
             subscription=self._subscription.name,
             relation=relation.qualified_name,
@@ -209,7 +207,7 @@ class _Repair:
 
         def read() -> pa.Table:
             with copy_out.session(described.source.conninfo, _NAME, cut) as session, cut.watching(session):
-                _import(session, self._point)
+                snapshots.begin_session_under(session, self._point.snapshot)
                 return rows_under(session, described.source, table, keys, types)
 
         rows = await self._engine.run_until_stopped(cut, read)
@@ -230,7 +228,7 @@ class _Repair:
             target = DeltaVersion(relation.path, int(delta.opened(relation.path).version()), relation.qualified_name)
             with copy_out.session(self._subscription.conninfo, _NAME, cut) as session, cut.watching(session):
                 session.execute(SESSION.encode())
-                _import(session, self._point)
+                snapshots.begin_session_under(session, self._point.snapshot)
                 source = source_table(session, relation, found, row_form(relation, found, target, drawn))
                 theirs = Hashed.joined([source.rows_like(session, one, hashes) for one in source.stretches()])
                 ours = target.rows_like(source.form, hashes)
@@ -279,15 +277,6 @@ def _require_same_columns(described: Described, destination: Destination) -> Non
             raise NotInPrerequisiteState(f'column "{name}" was added at the publisher, and not here yet')
     if described.target.key != destination.table.key:
         raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")
-
-
-def _imported(point: SnapshotPoint) -> str:
-    return f"SET TRANSACTION SNAPSHOT {quote_literal(point.snapshot)}"
-
-
-def _import(session: PsycopgConnection, point: SnapshotPoint) -> None:
-    session.execute(snapshots.BEGIN)
-    session.execute(_imported(point).encode())
 
 
 def _read(path: Path) -> pa.Table:

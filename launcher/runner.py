@@ -39,7 +39,7 @@ from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
 from tablesync.worker import SyncWorker
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 #: How often in a row a worker may be overtaken before that is a failure: nobody else commits that often by chance.
@@ -192,7 +192,9 @@ class Runner:
                             self.apply = None
                             await self._report(error, None, count=True)
                     elif isinstance(cause, StartAgain):
-                        log.info("apply worker starts again", subscription=self.subscription.name, reason=cause.message)
+                        logger.info(
+                            "apply worker starts again", subscription=self.subscription.name, reason=cause.message
+                        )
                         continue
                     else:
                         # A failure before the stream begins, or the publisher's shutdown, is no apply error and does
@@ -287,7 +289,7 @@ class Runner:
         count = self._overtaken[relid] = 1 if figures.batches else self._overtaken.get(relid, 0) + 1
         if count > _OVERTAKEN_AT_MOST:
             return True
-        log.warning(
+        logger.warning(
             "worker starts again", subscription=self.subscription.name, reason=error.message, detail=error.detail
         )
         return False
@@ -302,7 +304,7 @@ class Runner:
         if not own or self._ending.is_set() or self.subscription.options.on_table_error != "isolate":
             return False
         await explain(known, self.subscription)
-        log.error(
+        logger.error(
             "table has stopped",
             subscription=self.subscription.name,
             relation=relation.qualified_name,
@@ -324,13 +326,15 @@ class Runner:
         """Log a worker's failure, store it for status, and count it if `count`; only log it while the runner ends."""
         known = typed(error)
         if self._ending.is_set():
-            log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
+            logger.info(
+                "worker was ended before it was done", subscription=self.subscription.name, reason=known.message
+            )
             return
         await explain(known, self.subscription)
         # An unforeseen error needs its traceback.
         trace = {} if foreseen(error) else {"exception": traced(error)}
         catalog, subscription = self._node.catalog, self.subscription
-        log.error(
+        logger.error(
             "worker failed",
             subscription=subscription.name,
             relation=relation.qualified_name if relation is not None else None,
@@ -351,7 +355,7 @@ class Runner:
     async def _disable(self) -> None:
         with suppress(UndefinedObject):  # it was dropped meanwhile
             await self._node.catalog.set_enabled(self.subscription.oid, False)
-            log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
+            logger.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
         self.drain()
 
     async def _pause(self, seconds: float) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pubsub.delta.spark.spark_session import Spark
     from pubsub.delta.writers.choose_writer import TableWriters
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Service:
@@ -163,7 +163,7 @@ class Service:
             started = await self.engine.start()
         except Exception as error:
             # Each worker that needs Spark starts it again and reports the error.
-            log.warning("Spark did not start", reason=str(error))
+            logger.warning("Spark did not start", reason=str(error))
             return
         if not started:
             return
@@ -176,7 +176,7 @@ class Service:
             if not self.engine.transactions.called:
                 await self.engine.run_without_spark(warm_up, self.engine.transactions, self._spill.path)
         except Exception as error:
-            log.warning("Spark was not warmed up", reason=str(error))
+            logger.warning("Spark was not warmed up", reason=str(error))
 
     async def _expects_copies(self) -> bool:
         """Return whether tables wait to be copied, or there are none yet: then the next thing will be to copy some."""

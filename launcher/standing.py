@@ -10,7 +10,7 @@ from apply.worker_statistics import Figures
 from catalog.records import Warned
 from launcher import worker_slots
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def lag(figures: Figures, now: float) -> float | None:
@@ -42,7 +42,7 @@ class WaitLog:
         before = self._logged.get(subscription, {})
         for key in now.keys() - before.keys():
             wait = now[key]
-            log.warning(wait.message, subscription=subscription, detail=wait.detail, hint=wait.hint)
+            logger.warning(wait.message, subscription=subscription, detail=wait.detail, hint=wait.hint)
         for key in before.keys() - now.keys():
-            log.info(f"no worker {key[0]} any more", subscription=subscription)
+            logger.info(f"no worker {key[0]} any more", subscription=subscription)
         self._logged[subscription] = now

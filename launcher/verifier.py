@@ -32,7 +32,7 @@ _AFTER_FAILURE: Final = 600.0
 #: How many tables are named in the log.
 _NAMED: Final = 5
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Verifier:
@@ -55,7 +55,7 @@ class Verifier:
             try:
                 due = self._due(await self._catalog.state())
             except PubsubError as error:
-                log.warning("verifications could not be looked for", reason=error.message)
+                logger.warning("verifications could not be looked for", reason=error.message)
                 continue
             for subscription in due:
                 await self._run(subscription, self._verify)
@@ -84,7 +84,7 @@ class Verifier:
             report = await verify(subscription.name, self._settings.sample)
         except Exception as error:
             known = typed(error)
-            log.warning(
+            logger.warning(
                 "subscription could not be verified",
                 subscription=subscription.name,
                 reason=known.message,
@@ -100,10 +100,10 @@ def tell(report: Mapping[str, Any]) -> None:
     fields = {"subscription": report["subscription"], "lsn": report["lsn"], "tables": len(tables)}
     wrong = [name for name, table in tables.items() if table["outcome"] in {"different", "failed"}]
     if not wrong:
-        log.info("tables are equal", seconds=report["seconds"], **fields)
+        logger.info("tables are equal", seconds=report["seconds"], **fields)
         return
     more = len(wrong) - _NAMED
-    log.error(
+    logger.error(
         "tables differ from the publisher's",
         relation=", ".join(wrong[:_NAMED]) + (f" and {more} more" if more > 0 else ""),
         hint=f"pubsub verify {report['subscription']} names the rows; --repair copies them anew.",

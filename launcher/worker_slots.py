@@ -31,7 +31,7 @@ _HINT: Final = 'You might need to increase "max_logical_replication_workers".'
 #: How many holders a message names at most.
 _NAMED: Final = 10
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,13 @@ class WorkerSlots:
                 turn.set_result(None)
         if self._out and not self._waiting:
             self._out = False
-            log.info("no worker waits for a logical replication worker slot any more")
+            logger.info("no worker waits for a logical replication worker slot any more")
 
     def _tell(self, worker: WorkerName) -> None:
         """Log the shortage once while workers wait, and for each apply worker, whose subscription cannot begin."""
         if not self._out or worker.relation is None:
             said = self.shortage()
-            log.warning(
+            logger.warning(
                 said.message,
                 subscription=worker.subscription,
                 relation=worker.relation,

@@ -36,7 +36,7 @@ from tablesync.catch_up_table import CatchUpTable
 from tablesync.publisher_table import PublisherTable
 from tablesync.window import Window
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class CatchUp:
@@ -91,7 +91,7 @@ class CatchUp:
         await self._catalog.set_relation_state(subscription.oid, relation.relid, RelState.SYNCDONE, catchup)
         await faults.reached(f"sync done {relation.qualified_name}")
         self._handover.synced(relation.relid)
-        log.info("table is synchronized", relation=relation.qualified_name, lsn=str(catchup))
+        logger.info("table is synchronized", relation=relation.qualified_name, lsn=str(catchup))
         return True
 
     async def _made_whole(self) -> Lsn | None:
@@ -125,7 +125,9 @@ class CatchUp:
             catalog=self._catalog,
             engine=self._engine,
         )
-        log.info("copy is followed until it is whole", relation=relation.qualified_name, lsn=str(at), until=str(until))
+        logger.info(
+            "copy is followed until it is whole", relation=relation.qualified_name, lsn=str(at), until=str(until)
+        )
         await faults.reached(f"window {relation.qualified_name}")
         while at < window.until:
             stop = window.until

@@ -20,8 +20,8 @@ from pubsub.protocol.arrow_arrays import nulls
 from pubsub.publisher import copy_out
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.read_table import ReadTable, hold_as_described, lock_sql
-from pubsub.publisher.snapshots import BEGIN
-from pubsub.sql.identifiers import quote_identifier, quote_literal
+from pubsub.publisher.snapshots import begin_session_under
+from pubsub.sql.identifiers import quote_identifier
 from tablesync.choose_copier import Range
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def read_range(
     with session(source, cut) as connection, cut.watching(connection) if cut is not None else nullcontext():
         if cut is None:
             connection.execute(f"SET lock_timeout = '{_PATIENCE}'")
-        connection.execute(BEGIN)
-        connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
+        begin_session_under(connection, source.snapshot)
         hold_as_described(connection, source.table)
         for rows in read(connection, source, statement(source, block_range), schema):
             yield rows

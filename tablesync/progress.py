@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _INTERVAL = 1.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def _follow(
                 await asyncio.sleep(_INTERVAL)
     except PubsubError as error:
         # Progress is only informative: a copy does not fail without it.
-        log.warning("copy progress is not known", relation=relation.qualified_name, reason=error.message)
+        logger.warning("copy progress is not known", relation=relation.qualified_name, reason=error.message)
 
 
 def _accumulator(session: SparkSession) -> Accumulator[int]:

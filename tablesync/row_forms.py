@@ -67,7 +67,7 @@ def row_form(
             "the publications do not publish the table any more",
             f'ALTER SUBSCRIPTION … REFRESH PUBLICATION takes "{relation.qualified_name}" out of the subscription.',
         )
-    columns = published_columns(table, definition)
+    columns = definition.published(table.attnames)
     absent = [column.name for column in columns if column.name not in target.schema.names]
     if absent:
         raise CannotCompare(
@@ -100,15 +100,6 @@ def source_table(
         definition.bytes,
         {column.name: column.type_name for column in definition.columns if column.name in form.key_columns},
     )
-
-
-def published_columns(table: PublishedTable, definition: TableDefinition) -> list[ColumnDefinition]:
-    """Return the columns that are published, in order."""
-    return [
-        column
-        for column in definition.columns
-        if (column.name in table.attnames if table.attnames is not None else not column.generated)
-    ]
 
 
 #: Per kind of Arrow type: base types at the publisher that have it (type_contract.RULES).

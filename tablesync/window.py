@@ -71,7 +71,7 @@ _MOST: Final = 30
 # Keys that one statement asks for.
 _KEYS: Final = 1000
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Window:
@@ -134,7 +134,7 @@ class Window:
         self.until = max(self.until, until)
         self._read.append((until, KeySet(keys)))
         await self._engine.run_without_spark(arrow_writer.complete_from, staged, chosen, rows)
-        log.info(
+        logger.info(
             "rows were read again from the publisher",
             relation=self._relation.qualified_name,
             rows=int(np.count_nonzero(chosen)),

@@ -49,7 +49,7 @@ from tablesync.claim_target import claim_target, made_definition
 from tablesync.progress import follow_progress
 from tablesync.publisher_table import PublisherTable
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def sync_slot_name(subid: int, relid: int, node_id: str) -> str:
@@ -147,7 +147,7 @@ class SyncWorker:
             if again is None:
                 raise
             await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.INIT)
-            log.info("table is copied again", relation=relation.qualified_name, reason=_reason(again))
+            logger.info("table is copied again", relation=relation.qualified_name, reason=_reason(again))
 
     def drain(self) -> None:
         """End the catch-up soon; the next worker does the rest."""
@@ -289,7 +289,7 @@ class SyncWorker:
             )
             await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
             await faults.reached(f"copy planned {relation.qualified_name}")
-            log.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
+            logger.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
             await self._copy_rows(plan, table.source, table.target, rows)
 
     async def _resume_copy(self) -> None:
@@ -330,7 +330,7 @@ class SyncWorker:
                     attempts=(*plan.attempts, str(uuid.uuid4())),
                 )
                 await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
-                log.info(
+                logger.info(
                     "copy goes on",
                     relation=relation.qualified_name,
                     lsn=str(plan.start),
@@ -339,7 +339,7 @@ class SyncWorker:
                 await faults.reached(f"copy goes on {relation.qualified_name}")
                 await self._copy_rows(plan, table.source, table.target, table.definition.estimated_rows)
                 return
-        log.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
+        logger.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
         await self._copy()
 
     async def _copy_rows(
@@ -380,7 +380,7 @@ class SyncWorker:
             if not copyjob.was_locked(error):
                 raise
             self._table.to_blame = False
-            log.info("copy met a lock on the publisher, and waits", relation=self.relation.qualified_name)
+            logger.info("copy met a lock on the publisher, and waits", relation=self.relation.qualified_name)
             return False
         return True
 
@@ -406,7 +406,7 @@ class SyncWorker:
             self._subscription.oid, relation.relid, RelState.FINISHEDCOPY, plan.start
         )
         await faults.reached(f"copy finished {relation.qualified_name}")
-        log.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
+        logger.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
 
 
 def _same_shape(one: TableDefinition, other: TableDefinition) -> bool:

@@ -35,16 +35,16 @@ _GONE: Final = re.compile(
     r"FILE_NOT_FOUND|FileNotFoundException|FILE_NOT_EXIST|TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
 )
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
-async def look_at_table(lane: Lane, writers: TableWriters, staged_table: StagedTable, before: Lsn) -> None:
+async def look_at_table(lane: Lane, writers: TableWriters, staged_table: StagedTable, position: Lsn) -> None:
     """Look whether one table is as its part of a batch expects, before any table's part is committed.
 
-    Raises NotAsExpected, WrittenByOthers, and what the reading of the table raises.
+    `position`: as for `commit_table`.  Raises NotAsExpected, WrittenByOthers, and what the reading of the table raises.
     """
     destination = staged_table.destination
-    record = replace(staged_table.commit, before=before or None)
+    record = replace(staged_table.commit, previous=position or None)
     try:
         await lane.run_without_spark(writers.look, staged_table.staged, record)
     except ConcurrentCommit as error:
@@ -54,19 +54,19 @@ async def look_at_table(lane: Lane, writers: TableWriters, staged_table: StagedT
         raise
 
 
-async def commit_table(lane: Lane, staged_table: StagedTable, before: Lsn) -> int | None:
+async def commit_table(lane: Lane, staged_table: StagedTable, position: Lsn) -> int | None:
     """Commit one table's part of a batch in the worker's lane, and return when the commit is durable.
 
-    `before`: the table's version before the batch (0: none), as this worker committed or read it.  Returns the number
+    `position`: the table's, before the batch (0: none), as this worker committed or read it.  Returns the number
     of rows that the table then holds, None if its log does not tell.  Raises PubsubError if the commit failed for good;
     WrittenByOthers, NotAsExpected or Overtaken if the batch must be staged again.
     """
     destination, staged = staged_table.destination, staged_table.staged
     target = staged.table
-    record = replace(staged_table.commit, before=before or None)
-    if before >= record.first and before > destination.after:
+    record = replace(staged_table.commit, previous=position or None)
+    if position >= record.first and position > destination.after:
         # A commit by another worker was read during staging; it holds some of this batch's transactions.
-        raise Overtaken(target.relation, table.moved_on(before, replace(record, before=destination.after)))
+        raise Overtaken(target.relation, table.moved_on(position, replace(record, previous=destination.after)))
     for attempt in range(1, ATTEMPTS + 1):
         try:
             if isinstance(staged, DirectStaged):
@@ -92,7 +92,7 @@ async def commit_table(lane: Lane, staged_table: StagedTable, before: Lsn) -> in
                 raise violation from error
             text = first_line(error)
             gone = _GONE.search(text) is not None
-            if have != before and not gone:
+            if have != position and not gone:
                 raise table.not_at_version(target, have, record) from error
             if gone or not isinstance(error, Conflict) or attempt == ATTEMPTS:
                 failure = NotInPrerequisiteState(
@@ -105,12 +105,12 @@ async def commit_table(lane: Lane, staged_table: StagedTable, before: Lsn) -> in
                 if gone:
                     failure.relid = destination.relid
                 raise failure from error
-            log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
+            logger.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
     try:
         return await _rows(staged)
     except Exception as error:
         # The count is only shown to people; the commit stands without it.
-        log.warning("the rows of a table could not be counted", relation=target.relation, reason=first_line(error))
+        logger.warning("the rows of a table could not be counted", relation=target.relation, reason=first_line(error))
         return None
 
 

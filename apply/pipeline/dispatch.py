@@ -409,9 +409,9 @@ class Dispatcher:
         )
         # It joins no batch yet, but the publisher does not resend a relation's first message.  It does resend an altered one.
         for _, relation in opened.relations:
-            before = self._relation_cache.setdefault(relation.oid, relation)
-            self._known[relation.oid] = before
-            if before is relation:
+            cached = self._relation_cache.setdefault(relation.oid, relation)
+            self._known[relation.oid] = cached
+            if cached is relation:
                 self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
         self._open = self._preparing = None
 
@@ -544,9 +544,9 @@ class Dispatcher:
             self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
 
 
-def moves_keys(announced: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
-    """Tell whether one of these messages changes the columns that identify a relation's rows, compared with `before`."""
-    known = dict(before)
+def moves_keys(announced: Iterable[pgoutput.Relation], cache: Mapping[int, pgoutput.Relation]) -> bool:
+    """Tell whether one of these messages changes the columns that identify a relation's rows, compared with `cache`."""
+    known = dict(cache)
     for relation in announced:
         other = known.get(relation.oid)
         if other is not None and _identity(other) != _identity(relation):

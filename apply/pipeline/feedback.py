@@ -21,6 +21,7 @@ from typing import Final
 
 from apply.batch import Transaction
 from apply.pipeline.dispatch import Dispatcher
+from apply.pipeline.in_flight import InFlight
 from apply.pipeline.interfaces import SubscriptionTables, Tables
 from apply.twophase import TwoPhase
 from apply.worker_statistics import Figures
@@ -36,7 +37,7 @@ class Feedback:
     """Keep what is durable of one stream, and report it.  `flushed` only grows; keepalives raise it to `stop_at` at most.
 
     `status_interval`: wal_receiver_status_interval, in seconds (0: no status unless requested).  `on_caught_up` is called whenever
-    `advance` finds everything received durable.  `in_flight`: how many batches were taken and are not in Delta yet.
+    `advance` finds everything received durable.
     `away_since`: since when, in monotonic seconds, the worker has not been reading the socket; None while it waits on it.
     """
 
@@ -44,6 +45,7 @@ class Feedback:
         self,
         stream: ReplicationStream,
         dispatcher: Dispatcher,
+        in_flight: InFlight,
         tables: Tables,
         figures: Figures,
         start: Lsn,
@@ -55,10 +57,10 @@ class Feedback:
         on_caught_up: Callable[[], None],
     ) -> None:
         self.flushed = start
-        self.in_flight = 0
         self.away_since: float | None = None
         self._stream = stream
         self._dispatcher = dispatcher
+        self._in_flight = in_flight
         self._tables = tables
         self._whole = whole
         self._figures = figures
@@ -76,21 +78,17 @@ class Feedback:
     @property
     def caught_up(self) -> bool:
         """Whether everything received is durable, apart from streamed transactions in progress."""
-        return self._dispatcher.idle and self.in_flight == 0
-
-    def taken(self) -> None:
-        """Note that a batch was taken from the dispatcher."""
-        self.in_flight += 1
+        return self._dispatcher.idle and not self._in_flight
 
     def committed(self, last: Transaction) -> None:
         """Note that the oldest batch taken, whose last transaction is `last`, is in Delta."""
-        self.in_flight -= 1
+        self._in_flight.committed += 1
         self.flushed = max(self.flushed, last.end_lsn)
         self._last = LastCommit(last.commit_lsn, last.commit_time)
 
     def note_progress(self, now: float) -> None:
         """Show in the figures whether the worker has caught up.  `now`: monotonic seconds."""
-        pending = self.in_flight > 0 or bool(self._dispatcher.batch.transactions)
+        pending = bool(self._in_flight or self._dispatcher.batch.transactions)
         self._figures.received(now, caught_up=self.caught_up, pending=pending)
 
     async def advance(self) -> None:

@@ -27,11 +27,13 @@ import structlog
 
 from apply.batch import Batch
 from apply.isolation import Failure, failure, is_own, stage_isolating
+from apply.pipeline.boundary import Boundary
 from apply.pipeline.commit import commit_table, look_at_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
-from apply.pipeline.held_back import HeldBack
+from apply.pipeline.in_flight import InFlight
 from apply.pipeline.interfaces import Course, Limits, SubscriptionTables, Tables
+from apply.pipeline.receiver import Receiver
 from apply.pipeline.trigger import Trigger
 from apply.staging.destination import Destination, RowInTheWay, WrittenByOthers
 from apply.staging.stage_batch import stage_batch
@@ -45,14 +47,7 @@ from pubsub.delta.spark.engine import Lane
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
 from pubsub.delta.writers.choose_writer import TableWriters, discard
-from pubsub.errors import (
-    ConnectionFailure,
-    NotInPrerequisiteState,
-    ProgramLimitExceeded,
-    ProtocolViolation,
-    PubsubError,
-    StartAgain,
-)
+from pubsub.errors import ProtocolViolation, PubsubError, StartAgain
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
@@ -67,7 +62,7 @@ _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +125,14 @@ class Pipeline:
         self._changed = asyncio.Event()
         # Set to wake the receive task: the open batch has been taken, one staged alone is staged, or draining begins.
         self._room = asyncio.Event()
-        # From stage to commit; joined once the commit task has taken the batch.
+        # From stage to commit.
         self._staged: asyncio.Queue[_StagedBatch | None] = asyncio.Queue(1)
-        self._committing = False
+        self._in_flight = InFlight()
         self._draining = False
         self._feedback = Feedback(
             stream,
             self.dispatcher,
+            self._in_flight,
             tables,
             figures,
             course.start,
@@ -147,16 +143,9 @@ class Pipeline:
             on_caught_up=self._changed.set,
         )
         self._left: Sequence[bytes] = ()
-        self._held_back: HeldBack | None = None
-        # The wait for frames, while there is one.
-        self._reading: asyncio.Timeout | None = None
-        # Set when a halt at a boundary ends; when the stream has come further, or was committed further; `run` has ended.
-        self._may_pass = asyncio.Event()
-        self._moved = asyncio.Event()
-        self._over = False
+        self._receiver = Receiver(stream, self.dispatcher, self._feedback, limits, course.stop_at)
+        self.boundary = Boundary(self.dispatcher, self._feedback, self._in_flight, self._receiver)
         self._sent_at = 0
-        # When reading began, or resumed after a wait for room: silence before that is not the publisher's.
-        self._reading_since = time.monotonic()
 
     @property
     def flushed(self) -> Lsn:
@@ -180,8 +169,7 @@ class Pipeline:
                 if ahead is not None:
                     ahead.cancel()
         finally:
-            self._over = True
-            self._moved.set()
+            self.boundary.close()
             await self._feedback.close()
             if self._ahead is not None:
                 await self._ahead.close()
@@ -198,69 +186,10 @@ class Pipeline:
         self._draining = True
         self._changed.set()
         self._room.set()
-        self._may_pass.set()
-
-    # A boundary between batches
-
-    def hold_back(self, delay: float) -> None:
-        """From now on feed what arrives `delay` seconds later, until `end_batch_at` or `release`."""
-        if self._held_back is None or self._held_back.over:
-            self._held_back = HeldBack(delay)
-
-    def release(self) -> None:
-        """End the delay, and a halt."""
-        self._end_delay()
-        self.dispatcher.halts = self.dispatcher.halted = False
-        self._may_pass.set()
-
-    async def end_batch_at(self, lsn: Lsn, *, halts: bool = False) -> bool:
-        """Let no batch have transactions from both sides of `lsn`; return False if one past it was received already.
-
-        With `halts` nothing past it is applied until `release`.  Ends the delay of `hold_back`.
-        """
-        dispatcher = self.dispatcher
-        if dispatcher.decided > lsn:
-            return False
-        dispatcher.boundary, dispatcher.halts = lsn, halts
-        self._may_pass.clear()
-        self._end_delay()
-        # An idle publisher then says soon how far it is.
-        await self._feedback.send_status(reply=True)
-        return True
-
-    def _end_delay(self) -> None:
-        if self._held_back is not None:
-            self._held_back.release()
-            self._interrupt_reading()
-
-    def _interrupt_reading(self) -> None:
-        """End the wait for frames, if there is one."""
-        if self._reading is not None and not self._reading.expired():
-            self._reading.reschedule(asyncio.get_running_loop().time())
-
-    @asynccontextmanager
-    async def standing_at(self, lsn: Lsn) -> AsyncIterator[None]:
-        """Hold the tables at `lsn`, for which `end_batch_at` has returned True, as long as the body runs.
-
-        It begins when everything up to `lsn` is durable; nothing past it is applied before it ends.  Raises
-        NotInPrerequisiteState if the pipeline ends before that.
-        """
-        dispatcher = self.dispatcher
-        try:
-            while True:
-                if self._over:
-                    raise NotInPrerequisiteState("the apply worker has ended")
-                reached = dispatcher.halted or dispatcher.position >= lsn
-                if reached and not dispatcher.batch.transactions and self._feedback.in_flight == 0:
-                    break
-                self._moved.clear()
-                await self._moved.wait()
-            yield
-        finally:
-            self.release()
+        self.boundary.drain()
 
     async def commit_between(self, table: StagedTable) -> None:
-        """Commit what was staged for one table, within `standing_at`.  Raises as the commit of a batch does."""
+        """Commit what was staged for one table, within `boundary.standing_at`.  Raises as the commit of a batch does."""
         await self._tables.before_commit()
         try:
             await self._commit(table)
@@ -271,21 +200,21 @@ class Pipeline:
 
     async def _receive(self) -> None:
         while not self._ended():
-            self._moved.set()
+            self.boundary.moved()
             if self._staging_alone or self._trigger.full(self.dispatcher.batch, closing=self.dispatcher.closing):
                 self._room.clear()
                 await self._room.wait()
-                self._reading_since = time.monotonic()
+                self._receiver.resume()
                 continue
             if self.dispatcher.halted:
-                await self._may_pass.wait()
-                self._reading_since = time.monotonic()
+                await self.boundary.until_passed()
+                self._receiver.resume()
                 continue
             if self.dispatcher.waiting is not None:
                 # The open batch had to be taken before this message could be handled.
                 await self._handle_prepared()
                 continue
-            frames = self._left or await self._due_frames()
+            frames = self._left or await self._receiver.frames()
             if self._ended():
                 # Draining began during the wait: the last batch may be closed already.
                 return
@@ -309,53 +238,6 @@ class Pipeline:
     def _ended(self) -> bool:
         """Tell whether no more frames are taken: the stream is being drained, or has reached `stop_at`."""
         return self._draining or (self._stop_at is not None and self.dispatcher.position >= self._stop_at)
-
-    async def _due_frames(self) -> Sequence[bytes]:
-        """Return the next frames, or none after a second of silence; while frames are held back, those that are due."""
-        held = self._held_back
-        if held is not None and held.over:
-            held = self._held_back = None
-        if held is not None:
-            if due := held.take(time.monotonic()):
-                return due
-            if held.full:
-                await held.until_due(time.monotonic())
-                self._reading_since = time.monotonic()
-                return held.take(time.monotonic())
-        frames = await self._next_frames(held.wait(time.monotonic()) if held is not None else 1.0)
-        if self._held_back is None:
-            return frames
-        # Perhaps since a moment ago: these frames may have come later.
-        self._held_back.put(frames, time.monotonic())
-        return self._held_back.take(time.monotonic())
-
-    async def _next_frames(self, patience: float = 1.0) -> Sequence[bytes]:
-        """Return the next frames, or none after `patience` seconds of silence (worker.c: LogicalRepApplyLoop).
-
-        Raises ConnectionFailure if the publisher is silent for wal_receiver_timeout.
-        """
-        self._feedback.away_since = None
-        try:
-            async with asyncio.timeout(patience) as self._reading:
-                return await self._stream.receive()
-        except TimeoutError:
-            self._reading = None
-            silence = time.monotonic() - max(self._stream.last_receive, self._reading_since)
-            limit = self._limits.receiver_timeout
-            if limit and silence > limit:
-                raise ConnectionFailure(
-                    "terminating logical replication worker due to timeout",
-                    hint="The publisher sent nothing for wal_receiver_timeout.",
-                ) from None
-            boundary = self.dispatcher.boundary
-            waits = boundary is not None and self.dispatcher.position < boundary
-            asks = (self._stop_at is not None or waits) and self._limits.status_interval
-            if (limit and silence > limit / 2) or asks:
-                await self._feedback.send_status(reply=True)
-            return ()
-        finally:
-            self._reading = None
-            self._feedback.away_since = time.monotonic()
 
     async def _spill(self) -> None:
         """Move changes to disk if memory is used up."""
@@ -405,7 +287,6 @@ class Pipeline:
                 assert_never(waiting)
 
     def _take(self, frames: Sequence[bytes]) -> None:
-        self._check_sizes(frames)
         now = time.monotonic()
         dispatcher, figures = self.dispatcher, self.figures
         taken = dispatcher.feed(frames, now, stop_at=self._stop_at, pause_at=self._trigger.align_at)
@@ -439,20 +320,11 @@ class Pipeline:
         buffered = self._buffer.memory if self._buffer is not None else 0
         return self.dispatcher.batch.memory + self._staging_memory + buffered
 
-    def _check_sizes(self, frames: Sequence[bytes]) -> None:
-        limit = self._limits.message
-        if sum(map(len, frames)) > limit and (longest := max(map(len, frames))) > limit:
-            raise ProgramLimitExceeded(
-                f"the publisher sent a message of {longest} bytes",
-                detail=f"The limit is {limit} bytes.",
-                hint='Raise "max_message_size" in pubsub.toml, or take the column out of the publication.',
-            )
-
     # stage
 
     async def _stage_batches(self) -> None:
         while True:
-            await self._staged.join()
+            await self._wait_until(lambda: not self._in_flight.staging)
             batch = await self._due_batch()
             if batch is None:
                 await self._staged.put(None)
@@ -469,7 +341,7 @@ class Pipeline:
                 due_at = self._trigger.due_at(
                     batch,
                     closing=self._draining or self.dispatcher.closing,
-                    committing=self._committing,
+                    committing=self._in_flight.committing,
                     sent_at=self._sent_at,
                     last_receive=self._stream.last_receive,
                 )
@@ -490,11 +362,11 @@ class Pipeline:
     def _take_batch(self) -> Batch:
         batch = self.dispatcher.take()
         self._trigger.closed(batch, time.monotonic())
-        self._feedback.taken()
+        self._in_flight.taken += 1
         self._staging_memory = batch.memory
         self._staging_alone = batch.longest >= _LARGE_FRAME
         if self._staging_alone:
-            self._interrupt_reading()
+            self._receiver.interrupt()
         self._room.set()
         return batch
 
@@ -506,11 +378,11 @@ class Pipeline:
 
     async def _until_committed(self) -> None:
         """Wait until no batch is in flight except the one being staged."""
-        await self._wait_until(lambda: self._feedback.in_flight <= 1)
+        await self._wait_until(lambda: self._in_flight.last_alone)
 
     async def _until_not_committing(self) -> None:
         """Wait until the commit task is idle: the previous batch is in its tables, and its origin is stored."""
-        await self._wait_until(lambda: not self._committing)
+        await self._wait_until(lambda: not self._in_flight.committing)
 
     async def _stage_batch(self, batch: Batch) -> _StagedBatch:
         """Stage the batch, then release its frames.  If it is cancelled, discard what it has staged."""
@@ -598,8 +470,8 @@ class Pipeline:
             item = await self._staged.get()
             if item is None:
                 return
-            self._committing = True
-            self._staged.task_done()
+            self._in_flight.staged += 1
+            self._changed.set()
             batch, tables, failures = item.batch, item.tables, list(item.failures)
             try:
                 await self._tables.before_commit()
@@ -631,10 +503,10 @@ class Pipeline:
             self._trigger.committed(time.monotonic() - item.closed_at)
             self._feedback.committed(batch.transactions[-1])
             self._changed.set()
-            self._moved.set()
+            self.boundary.moved()
             await self._feedback.until_stored()
             await self._feedback.report()
-            self._committing = False
+            self._in_flight.stored += 1
             self._changed.set()
 
     async def _look(self, tables: Sequence[StagedTable]) -> Sequence[BaseException | None]:
@@ -711,7 +583,7 @@ class Pipeline:
             changes.last = now
         if tables:
             figures.lag.add(batch.transactions, now)
-        log.debug(
+        logger.debug(
             "batch committed",
             lsn=str(batch.last_lsn),
             transactions=len(batch.transactions),

@@ -51,11 +51,7 @@ class Described:
     @property
     def published(self) -> tuple[ColumnDefinition, ...]:
         """Its published columns."""
-        return tuple(
-            column
-            for column in self.definition.columns
-            if (column.name in self.names if self.names is not None else not column.generated)
-        )
+        return tuple(self.definition.published(self.names))
 
     def as_message(self, relid: int) -> Relation:
         """Return the Relation message that the publisher would send now (proto.c: logicalrep_write_rel)."""

@@ -49,7 +49,7 @@ from pubsub.protocol.pgoutput import Relation
 from pubsub.protocol.text.columns import from_text
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.snapshots import end_of_wal
+from pubsub.publisher.snapshots import BEGIN, end_of_wal
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 16 << 20
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Publisher:
         async with await Connection.connect(
             subscription.conninfo, replication=False, application_name=subscription.name
         ) as connection:
-            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await connection.execute(BEGIN)
             found = await definitions.table_definitions(connection, relids, sizes=False)
             listed = await publication.published_columns(connection, subscription.publications, relids)
             await connection.execute("COMMIT")
@@ -311,7 +311,7 @@ class Follower:
         self._read(table, [])
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
-        record = Commit(table.app_id, after.since, after.since, before=version or None)
+        record = Commit(table.app_id, after.since, after.since, previous=version or None)
         before = table.target
         await faults.reached(f"alter {before.relation}")
         table.target = await in_thread(
@@ -320,7 +320,7 @@ class Follower:
         table.attributes = after
         await faults.reached(f"altered {before.relation}")
         await self._store(table)
-        log.info(
+        logger.info(
             "table was altered as the publisher's was",
             relation=before.relation,
             lsn=str(after.since),

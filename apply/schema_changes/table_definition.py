@@ -13,6 +13,7 @@ from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
+from pubsub.publisher.replica_identities import refused_keys
 from pubsub.sql.typechoices import TypeChoices
 
 
@@ -26,7 +27,7 @@ def target_table(
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold.
     """
     qualified = f"{definition.schema}.{definition.name}"
-    columns = published_columns(definition, published)
+    columns = definition.published(published)
     if not columns:
         raise FeatureNotSupported(
             f'table "{qualified}" has no column that is published',
@@ -44,23 +45,13 @@ def target_table(
             )
     names = {column.name for column in columns}
     key = row_key(definition, names)
-    for column in columns:
-        if column.name in key:
-            _refuse_nondeterministic(column, qualified)
+    for error in refused_keys(columns, key, qualified):
+        raise error
     fields = [
         pa.field(column.name, column_type(column, definition, choices), nullable=column.name not in key)
         for column in columns
     ]
     return TargetTable(path, pa.schema(fields), key, qualified)
-
-
-def published_columns(definition: TableDefinition, published: Sequence[str] | None) -> list[ColumnDefinition]:
-    """Return the columns that are replicated; `published` as in `target_table`."""
-    return [
-        column
-        for column in definition.columns
-        if (column.name in published if published is not None else not column.generated)
-    ]
 
 
 def column_type(
@@ -91,15 +82,6 @@ def column_type(
             detail=error.detail,
             hint=error.hint,
         ) from error
-
-
-def _refuse_nondeterministic(column: ColumnDefinition, relation: str) -> None:
-    if not column.collation_deterministic:
-        raise FeatureNotSupported(
-            f'column "{column.name}" of the key of table "{relation}" has a nondeterministic collation',
-            detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
-            hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
-        )
 
 
 def definition_json(table: TargetTable, attributes: str) -> str:

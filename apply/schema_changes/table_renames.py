@@ -29,7 +29,7 @@ from catalog.records import SubscriptionRel
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 Name = tuple[str, str]
 """Schema and name of a table."""
@@ -144,7 +144,7 @@ class Renames:
             table = tables.get(oid)
             if table is None:
                 continue  # removed meanwhile
-            log.info("table was renamed as the publisher's was", relation=table.relation.qualified_name, name=name)
+            logger.info("table was renamed as the publisher's was", relation=table.relation.qualified_name, name=name)
             await self._follower.rename(oid, table.columns, schema, name)
         return True
 

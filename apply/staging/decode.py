@@ -63,7 +63,7 @@ def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str
         destination = destinations.get(name)
         if destination is None:
             continue
-        bounds = destination.after, destination.before
+        bounds = destination.after, destination.stops_before
         truncations = [batch.kept_truncation(oid, *bounds) for oid in of_name]
         truncate_before = max((seq for seq in truncations if seq is not None), default=None)
         if bounds not in kept:

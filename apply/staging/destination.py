@@ -49,7 +49,7 @@ class Reading:
 class Destination:
     """The table that a relation's rows go to; it holds every transaction that ends at or before `after`.
 
-    `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: some of its rows may be
+    `stops_before`: the table stops, and gets only transactions that end before this LSN.  `contested`: some of its rows may be
     another writer's, or are known to be others than changes expect, so they are looked up (conflicts).  `readings`: for
     Relation messages whose columns do not simply map to the table's columns of the same names.
 
@@ -62,7 +62,7 @@ class Destination:
     after: Lsn
     types: BinaryTypes = field(default_factory=BinaryTypes)
     """The decoders for binary transfer."""
-    before: Lsn | None = None
+    stops_before: Lsn | None = None
     contested: bool = False
     readings: Mapping[pgoutput.Relation, Reading] = field(default_factory=dict)
     window: Window | None = None
@@ -80,8 +80,8 @@ class Destination:
     def commit(self, batch: Batch) -> Commit:
         """Return the transaction identity under which the table's part of the batch is committed."""
         last = batch.last_lsn
-        if self.before is not None:
-            last = max(t.end_lsn for t in batch.transactions if t.end_lsn < self.before)
+        if self.stops_before is not None:
+            last = max(t.end_lsn for t in batch.transactions if t.end_lsn < self.stops_before)
         return Commit(self.app_id, batch.first_lsn, last)
 
 

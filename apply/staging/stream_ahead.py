@@ -51,7 +51,7 @@ PART_BYTES: Final = 8 << 20
 _MAX_KEYS: Final = 4 << 20
 _NEVER: Final = Lsn((1 << 64) - 1)
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Tables(Protocol):
@@ -148,7 +148,7 @@ class Ahead:
 
     def _give_up(self, streamed: _Streamed, reason: str) -> None:
         if streamed.in_vain is None:
-            log.debug("transaction will be staged at its commit", xid=streamed.xid, reason=reason)
+            logger.debug("transaction will be staged at its commit", xid=streamed.xid, reason=reason)
             streamed.in_vain = reason
         streamed.waiting.clear()
         self._changed.set()
@@ -308,11 +308,11 @@ class Ahead:
             return None
 
 
-def _same(before: Destination, now: Destination) -> bool:
+def _same(then: Destination, now: Destination) -> bool:
     """Return whether the table still gets the whole transaction."""
-    if now.contested or now.before is not None:
+    if now.contested or now.stops_before is not None:
         return False
-    return (before.relid, before.app_id, before.table) == (now.relid, now.app_id, now.table)
+    return (then.relid, then.app_id, then.table) == (now.relid, now.app_id, now.table)
 
 
 def _note_keys(work: _Work, changes: rows.Changes) -> bool:

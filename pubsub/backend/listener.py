@@ -37,7 +37,7 @@ _PER_ADDRESS: Final = 32
 """Most connections of one address that have not authenticated yet."""
 _CLOSING_SECONDS: Final = 2.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(eq=False, slots=True)
@@ -165,7 +165,7 @@ class Listener:
         peer = writer.get_extra_info("peername")
         address, port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else ("", -1)
         if self._waiting[address] >= _PER_ADDRESS or len(self._tasks) >= 2 * self._limit + _PER_ADDRESS:
-            log.warning("connection refused: too many that have not authenticated", address=address)
+            logger.warning("connection refused: too many that have not authenticated", address=address)
             writer.transport.abort()
             return
         task = asyncio.current_task()
@@ -207,7 +207,7 @@ class Listener:
         except (m.Closed, ConnectionError, ssl.SSLError):
             pass
         except Exception as error:
-            log.exception("a session has failed", reason=str(error))
+            logger.exception("a session has failed", reason=str(error))
             _say(client, PubsubError("the session has failed", sqlstate="XX000"))
         finally:
             no_longer_waits()

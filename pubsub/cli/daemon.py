@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 130
 _FAILED: Final = 1
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 async def serve(common: Common) -> int:
@@ -56,7 +56,7 @@ async def serve(common: Common) -> int:
         raise
     except Exception as error:
         known = typed(error)
-        log.error(
+        logger.error(
             "daemon has failed", reason=known.message, detail=known.detail, hint=known.hint, exception=traced(error)
         )
         return _FAILED
@@ -79,7 +79,7 @@ async def _serve(common: Common, recent: logs.RecentEvents) -> int:
             again = True
             while again:
                 settings, again = await _serve_with(settings, common, wanted, manager, observed, lock)
-    log.info("daemon has ended")
+    logger.info("daemon has ended")
     return 0
 
 
@@ -100,7 +100,7 @@ async def _serve_with(
                 doors = await Doors.open(settings, backend)
                 try:
                     async with _monitored(settings, Pictures(node, doors, backend), observed) as http:
-                        log.info(
+                        logger.info(
                             "daemon has started",
                             home=str(common.home),
                             listen=doors.place,
@@ -161,14 +161,14 @@ async def _until_signalled(
                 failing.result()
             wanted.event.clear()
             if wanted.stop:
-                log.info("daemon drains", deadline=settings.drain_timeout)
+                logger.info("daemon drains", deadline=settings.drain_timeout)
                 return settings, False
             # postmaster.c: process_pm_reload_request, with its text.
-            log.info("received SIGHUP, reloading configuration files")
+            logger.info("received SIGHUP, reloading configuration files")
             try:
                 found = Settings.load(settings.home)
             except PubsubError as error:
-                log.error(
+                logger.error(
                     "settings were not taken",
                     reason=error.message,
                     detail=error.detail,
@@ -177,11 +177,11 @@ async def _until_signalled(
                 )
                 continue
             if found == settings:
-                log.info("settings are unchanged")
+                logger.info("settings are unchanged")
                 continue
             for name, before, after in changed(settings, found):
-                log.info("parameter was changed", parameter=name, before=before, after=after)
-            log.info("settings have changed: the workers start again")
+                logger.info("parameter was changed", parameter=name, before=before, after=after)
+            logger.info("settings have changed: the workers start again")
             return found, True
     finally:
         failing.cancel()

@@ -11,7 +11,7 @@ import structlog
 from pubsub.settings import FILE_NAME, Settings, names_secret
 from pubsub.sql.conninfo import MASK, mask_conninfo
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def harden() -> None:
@@ -32,7 +32,7 @@ def warn_of_readers(settings: Settings) -> None:
     except OSError:
         return
     if readable and _holds_secret(settings):
-        log.warning(
+        logger.warning(
             "configuration file with secrets can be read by others",
             file=str(path),
             hint=f'Restrict it: chmod 600 "{path}".',
@@ -43,7 +43,7 @@ def warn_of_open_cluster(settings: Settings) -> None:
     """Log a warning if Spark runs on a cluster that does not keep others out."""
     if (unprotected := settings.spark.unprotected) is not None:
         message, detail, hint = unprotected
-        log.warning("Spark's cluster is open to its network", reason=message, detail=detail, hint=hint)
+        logger.warning("Spark's cluster is open to its network", reason=message, detail=detail, hint=hint)
 
 
 def _holds_secret(settings: Settings) -> bool:

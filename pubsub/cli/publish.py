@@ -24,7 +24,7 @@ from pubsub.settings import Settings
 if TYPE_CHECKING:
     from pubsub.cli.common import Common
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class PastSlot(NamedTuple):
@@ -57,11 +57,13 @@ async def serve(common: Common, more: Mapping[str, Any], past: PastSlot | None =
     try:
         if past is not None and start is not None:
             await doors.begin_slot(past.name, past.plugin, start)
-        log.info("publisher has started", listen=doors.place, directory=str(common.home / "walsender"), pid=os.getpid())
+        logger.info(
+            "publisher has started", listen=doors.place, directory=str(common.home / "walsender"), pid=os.getpid()
+        )
         try:
             await doors.failed()
         except asyncio.CancelledError:
-            log.info("publisher has ended")
+            logger.info("publisher has ended")
     finally:
         await doors.close()
     return 0

@@ -22,7 +22,8 @@ import pyarrow as pa
 from pubsub.delta import schema_json as schema
 from pubsub.delta.files import data_files
 from pubsub.delta.files.file_rows import laid_out, live_rows
-from pubsub.delta.log.table_log import AddFile, TableLog, asking_for
+from pubsub.delta.log.add_file import AddFile
+from pubsub.delta.log.table_log import TableLog, asking_for
 from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
@@ -64,7 +65,7 @@ def alter(
     """Commit `change` together with `properties`, and return the altered table.
 
     `record` gives the LSN from which on the table is so.  Raises NotInPrerequisiteState for a table that only Spark can
-    write; Overtaken if the table differs from `table` or holds another version than `record.before`; OSError.
+    write; Overtaken if the table differs from `table` or holds another version than `record.previous`; OSError.
     """
     log = _alterable_log(table, transactions)
 

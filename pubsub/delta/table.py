@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pubsub.delta import history
 from pubsub.delta import schema_json as delta_schema
-from pubsub.delta.log import table_log as log
+from pubsub.delta.log import table_log
 from pubsub.delta.log.row_count import count_rows
 from pubsub.delta.log.transactions import Transactions, commit_retrying
 from pubsub.delta.places import is_local, is_reached, place
@@ -82,7 +82,7 @@ class Commit:
     """The identity under which a commit is recorded.  `first`, `last`: the end LSNs of its first and last transaction.
 
     `until`: below this LSN the table matches no state of the publisher, as it was copied under several snapshots
-    (tablesync.window).  `before`: the table's version under `app_id` for which the commit was staged (None: it has
+    (tablesync.window).  `previous`: the table's version under `app_id` for which the commit was staged (None: it has
     none); at any other version the commit is refused (Overtaken).  `copied`: the commit replaces all rows by a copy.
     """
 
@@ -90,7 +90,7 @@ class Commit:
     first: Lsn
     last: Lsn
     until: Lsn | None = None
-    before: Lsn | None = None
+    previous: Lsn | None = None
     copied: bool = False
 
     @property
@@ -108,16 +108,16 @@ def application_id(node_id: str, subid: int, relid: int, generation: int) -> str
 
 def moved_on(held: int | None, record: Commit) -> str:
     """Return the detail of an Overtaken error: what the table holds, and what the commit expected."""
-    return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.before or 0)}."
+    return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.previous or 0)}."
 
 
 def not_at_version(table: TargetTable, held: int | None, record: Commit) -> PubsubError:
-    """Return the error for a table that holds another version than `record.before`: Overtaken if it is a later one.
+    """Return the error for a table that holds another version than `record.previous`: Overtaken if it is a later one.
 
     Otherwise the table has lost commits, which its subscription would not make again: DataCorrupted.
     """
-    if (held or 0) < (record.before or 0):
-        return log.went_back(table.path, moved_on(held, record))
+    if (held or 0) < (record.previous or 0):
+        return table_log.went_back(table.path, moved_on(held, record))
     return Overtaken(table.relation, moved_on(held, record))
 
 
@@ -153,12 +153,17 @@ def opened(path: str) -> DeltaTable:
     except DeltaError:
         if not is_reached(path):
             raise
-        log.TableLog(path).refresh()
+        table_log.TableLog(path).refresh()
         return DeltaTable(path, storage_options=options(path))
 
 
 def committed_lsn(path: str, app_id: str) -> Lsn | None:
-    """Return the end LSN of the table's last transaction under `app_id`; None if it has none."""
+    """Return the end LSN of the table's last transaction under `app_id` in its newest version; None if it has none.
+
+    TableLog.application_version answers for the version that a commit is worked out for.  To open a log for this question
+    alone it would replay every file (some hundred times as long where there are many), and it does not reach tables that
+    only Spark reaches; deltalake does.
+    """
     if not exists(path):
         return None
     version = opened(path).transaction_version(app_id)
@@ -241,7 +246,9 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
             check_columns(table)
             return
         columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
-        log.create(transactions, table.path, columns, delta_schema.features(table.schema), _settings(table, identity))
+        table_log.create(
+            transactions, table.path, columns, delta_schema.features(table.schema), _settings(table, identity)
+        )
 
     commit_retrying(f'create the Delta table of "{table.relation}"', commit)
     return True

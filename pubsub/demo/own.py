@@ -38,6 +38,7 @@ from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.session_settings import session_settings_sql
+from pubsub.publisher.snapshots import begin_session_under
 from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import quote_literal
 
@@ -373,8 +374,7 @@ class OwnDemo:
             ).fetchone()
             assert row is not None
             _, consistent_point, exported, _ = row
-            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            holder.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(exported))
+            begin_session_under(holder, exported)
             again = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
             assert again is not None
         return Lsn.parse(consistent_point), str(again[0])

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from pubsub.delta import table
 from pubsub.delta.files import file_rows
-from pubsub.delta.log.table_log import AddFile, TableLog, log_at
+from pubsub.delta.log.add_file import AddFile
+from pubsub.delta.log.table_log import TableLog, log_at
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import TargetTable
 from pubsub.digest.forms import RowForm

@@ -34,7 +34,7 @@ _SECONDS: Final = 15.0
 _BODY: Final = 1 << 16
 """Bytes of a request's body that are read and thrown away."""
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 #: A page of ours may load and run our own files alone, and be shown inside of no other page.
@@ -135,7 +135,7 @@ class Endpoint:
         except (OSError, TimeoutError):
             pass  # the client's affair
         except Exception as error:
-            log.warning("HTTP request failed", reason=f"{type(error).__name__}: {error}")
+            logger.warning("HTTP request failed", reason=f"{type(error).__name__}: {error}")
         finally:
             writer.close()
             with suppress(OSError, TimeoutError):
@@ -164,7 +164,7 @@ class Endpoint:
     def _failed(self, path: str, reason: str) -> None:
         """Log a failure, but not again for every scrape."""
         if reason != self._failing:
-            log.warning("HTTP request failed", path=path, reason=reason)
+            logger.warning("HTTP request failed", path=path, reason=reason)
         self._failing = reason
 
     async def _metrics(self, asked: Asked) -> Answer:

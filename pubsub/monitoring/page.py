@@ -32,7 +32,7 @@ _FILES: Final = MappingProxyType(
     }
 )
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Page:
@@ -71,7 +71,7 @@ class Page:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 if reason != failing:
-                    log.warning("a sample of lag and throughput could not be taken", reason=reason)
+                    logger.warning("a sample of lag and throughput could not be taken", reason=reason)
                 failing = reason
             await asyncio.sleep(_EVERY)
 

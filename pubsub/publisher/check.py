@@ -18,7 +18,7 @@ from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
-from pubsub.publisher.replica_identities import unfit_identities
+from pubsub.publisher.replica_identities import refused_keys, unfit_identities
 from pubsub.sql.identifiers import encode_path, quote_identifier, quote_qualified
 
 Severity = Literal["ok", "warning", "error"]
@@ -174,11 +174,7 @@ def check_table(table: PublishedTable, definition: TableDefinition, root: str | 
     """
     name = qualified(table)
     findings = []
-    columns = [
-        column
-        for column in definition.columns
-        if (column.name in table.attnames if table.attnames is not None else not column.generated)
-    ]
+    columns = definition.published(table.attnames)
     if not columns:
         message = f'table "{name}" has no column that is published'
         findings.append(Finding("warning", message, detail="A subscription leaves it out."))
@@ -190,15 +186,7 @@ def check_table(table: PublishedTable, definition: TableDefinition, root: str | 
                 Finding("error", f'column "{column.name}" of table "{name}": {error.message}', hint=error.hint)
             )
     key = definition.identity_key if definition.replica_identity == "i" else definition.primary_key
-    findings += [
-        Finding(
-            "error",
-            f'column "{column.name}" of the key of table "{name}" has a nondeterministic collation',
-            hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
-        )
-        for column in columns
-        if column.name in key and not column.collation_deterministic
-    ]
+    findings += [Finding("error", error.message, hint=error.hint) for error in refused_keys(columns, key, name)]
     findings += [
         Finding(
             "error",

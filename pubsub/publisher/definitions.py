@@ -103,6 +103,14 @@ class TableDefinition:
     bytes: int = 0
     """On disk, with TOAST and partitions, without indexes."""
 
+    def published(self, attnames: Sequence[str] | None) -> list[ColumnDefinition]:
+        """Return the columns that are published, in order; `attnames` as in PublishedTable."""
+        return [
+            column
+            for column in self.columns
+            if (column.name in attnames if attnames is not None else not column.generated)
+        ]
+
 
 def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
     """Return the columns that identify a row: the replica identity's; under FULL and NOTHING the primary key's, if published.

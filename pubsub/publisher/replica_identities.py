@@ -13,13 +13,14 @@ without it; from 18 on it refuses them (execReplication.c: CheckCmdReplicaIdenti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pubsub.errors import FeatureNotSupported
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.publisher.fields import as_oid
 from pubsub.sql.identifiers import quote_qualified
 
@@ -37,6 +38,19 @@ class Unfit:
     detail: str
     change: str
     refused: bool = False
+
+
+def refused_keys(columns: Iterable[ColumnDefinition], key: Collection[str], relation: str) -> list[FeatureNotSupported]:
+    """Return an error for each of a table's columns that may not be in its key: keys that PostgreSQL takes for equal differ."""
+    return [
+        FeatureNotSupported(
+            f'column "{column.name}" of the key of table "{relation}" has a nondeterministic collation',
+            detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
+            hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
+        )
+        for column in columns
+        if column.name in key and not column.collation_deterministic
+    ]
 
 
 async def unfit_identities(
@@ -68,7 +82,7 @@ async def unfit_identities(
 
 
 async def _of_partitions(connection: Connection, root: TableDefinition, attnames: Sequence[str] | None) -> list[Unfit]:
-    published = {c.name for c in root.columns if (c.name in attnames if attnames is not None else not c.generated)}
+    published = {column.name for column in root.published(attnames)}
     key = definitions.row_key(root, published)
     if not key and root.replica_identity != "f":
         return []

@@ -1,6 +1,6 @@
 """Queries about the snapshots under which a table is copied, and what must be the same under all of them.
 
-Every function takes a Connection in a REPEATABLE READ transaction, but for `settle` and `begin_under`, which begin one.  Only
+Every function takes a Connection in a REPEATABLE READ transaction, but for `settle` and `begin_…`, which begin one.  Only
 END_OF_WAL ignores its snapshot.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -18,7 +18,10 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.fields import number
 from pubsub.sql.identifiers import quote_literal
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from psycopg import Connection as PsycopgConnection
+
+logger = structlog.get_logger()
 
 # How long a transaction whose commit is in the WAL may take to be marked as committed, and when to look again, in seconds.
 _PATIENCE: Final = 30.0
@@ -86,7 +89,7 @@ async def settle(connection: Connection, exported: str) -> str:
     until = asyncio.get_running_loop().time() + _PATIENCE
     while await _still_committing(connection, seen):
         if asyncio.get_running_loop().time() > until:
-            log.warning("a snapshot sees transactions that have not ended", snapshot=seen)
+            logger.warning("a snapshot sees transactions that have not ended", snapshot=seen)
             break
         await asyncio.sleep(_LOOK_AGAIN)
     return seen
@@ -94,8 +97,18 @@ async def settle(connection: Connection, exported: str) -> str:
 
 async def begin_under(connection: Connection, exported: str) -> None:
     """Begin a transaction with the exported snapshot."""
-    await connection.execute(BEGIN)
-    await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported)}")
+    for statement in _beginning(exported):
+        await connection.execute(statement)
+
+
+def begin_session_under(session: PsycopgConnection, exported: str) -> None:
+    """Do the same in a session of psycopg's.  Blocks."""
+    for statement in _beginning(exported):
+        session.execute(statement.encode())
+
+
+def _beginning(exported: str) -> tuple[str, str]:
+    return BEGIN, f"SET TRANSACTION SNAPSHOT {quote_literal(exported)}"
 
 
 async def _still_committing(connection: Connection, earlier: str) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
-import structlog
-
 from pubsub.backend.listener import Backend, Client, Listener
 from pubsub.backend.tls import Tls
 from pubsub.errors import PubsubError
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 NODE: Final = "pubsub"
 """The database that is the node itself."""
-
-log = structlog.get_logger()
 
 
 class Doors:

@@ -36,7 +36,7 @@ _LONGEST: Final = 64 << 20
 """Bytes of a message of a client."""
 _FLUSH: Final = 1 << 16
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class Session:
             except (m.Closed, ConnectionError):
                 raise
             except Exception as error:
-                log.exception("a statement has failed", reason=str(error))
+                logger.exception("a statement has failed", reason=str(error))
                 self._refuse(kind, PubsubError(f"internal error: {error}", sqlstate="XX000"))
 
     @contextmanager

@@ -145,7 +145,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
                     history = History(key_fields + VALUES, len(key_fields), full, dict(rows))
                     play(history, keys, data.draw(steps), truncates=number == 3)
                 folded = folded_of(history, list(names))
-                record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50), before=held)
+                record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50), previous=held)
                 if not is_as_expected(folded, rows):
                     with pytest.raises(NotAsExpected):
                         write(stage, table, folded, record)
@@ -226,6 +226,6 @@ def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
         arrow_writer.commit(following[0], Commit("app", Lsn(1), Lsn(1)))
         committed.set()
         staging.join()
-    arrow_writer.commit(following[1], Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
+    arrow_writer.commit(following[1], Commit("app", Lsn(2), Lsn(2), previous=Lsn(1)))
     assert DeltaTable(table.path).version() == 2
     assert rows_of(table.path) == [(1,), (2,)]

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import apply.pipeline.feedback
 import apply.pipeline.pipeline
+import apply.pipeline.receiver
 import apply.publisher_identity
 import apply.worker
 import launcher.runner
@@ -252,6 +253,12 @@ def check(world: World) -> None:
 @given(st.integers(0, 2**32))
 def test_every_row_arrives_once(seed: int) -> None:
     with structlog.testing.capture_logs() as events:
-        world = run(history(seed, events), apply.pipeline.pipeline, apply.pipeline.feedback, launcher.runner)
+        world = run(
+            history(seed, events),
+            apply.pipeline.pipeline,
+            apply.pipeline.feedback,
+            apply.pipeline.receiver,
+            launcher.runner,
+        )
     assert not defects(events)
     check(world)

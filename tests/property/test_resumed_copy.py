@@ -208,7 +208,7 @@ class World:
         whole = self.chance.choice([60, 200, 1 << 20])
         for prepared in stage_batch(batch, destinations, self.stage, "pg_1", whole=whole):
             record = await one.complete(prepared.staged, prepared.commit)
-            record = replace(record, before=delta.committed_lsn(self.table.path, "app"))
+            record = replace(record, previous=delta.committed_lsn(self.table.path, "app"))
             arrow_writer.commit(prepared.staged, record)  # type: ignore[arg-type]
 
     def rows(self) -> list[Row]:

@@ -113,7 +113,7 @@ class Replica:
 
     def commit_staged(self, table: StagedTable) -> None:
         staged = table.staged
-        record = replace(table.commit, before=delta.committed_lsn(self.table.path, "app"))
+        record = replace(table.commit, previous=delta.committed_lsn(self.table.path, "app"))
         try:
             self.stage.look(staged, record)
             if isinstance(staged, DirectStaged):

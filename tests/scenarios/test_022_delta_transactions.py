@@ -59,7 +59,7 @@ class Table:
         added: Any = self.rows_file(*changes["added"]) if changes.get("added") else []
         keys = pa.table({"id": pa.array(changes.get("deleted", []), pa.int64())})
         staged = arrow_writer.DirectStaged(self.target, self.log, added, keys if len(keys) else None, None, False, 1)
-        arrow_writer.commit(staged, Commit("app", Lsn(lsn), Lsn(lsn), before=Lsn(before) or None))
+        arrow_writer.commit(staged, Commit("app", Lsn(lsn), Lsn(lsn), previous=Lsn(before) or None))
 
     def actions(self, version: int | None = None) -> dict[str, Any]:
         """Return a commit's actions by kind; the last of each."""
@@ -148,7 +148,7 @@ def test_an_alteration_carries_its_lsn(table: Table) -> None:
     table.commit(0, 1, added=[1])
     kind = pa.int64()
     change = Alteration(("id",), "public.t", add=((pa.field("c", kind), pa.scalar(7, kind)),))
-    record = Commit("app", Lsn(2), Lsn(2), before=Lsn(1))
+    record = Commit("app", Lsn(2), Lsn(2), previous=Lsn(1))
     alter.alter(table.transactions, table.target, change, {"pubsub.attributes": "{}"}, record)
     table.log.refresh()
     info = table.actions()["commitInfo"]

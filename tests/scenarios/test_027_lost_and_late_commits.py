@@ -40,7 +40,7 @@ def rows(path: str) -> list[tuple[int, ...]]:
 
 
 def record(before: int, last: int, app_id: str = APP) -> Commit:
-    return Commit(app_id, Lsn(last), Lsn(last), before=Lsn(before) or None)
+    return Commit(app_id, Lsn(last), Lsn(last), previous=Lsn(before) or None)
 
 
 class Table:

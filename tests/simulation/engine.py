@@ -151,7 +151,7 @@ def write_statement(spark: SparkSession, staged: Staged, record: Commit) -> None
     spark.life.check()
     log = TableLog(staged.table.path)
     log.refresh()
-    if (log.application_version(record.app_id) or 0) != (record.before or 0):
+    if (log.application_version(record.app_id) or 0) != (record.previous or 0):
         raise RuntimeError("pubsub.VersionCheck: the table holds another version")
     table = file_rows.laid_out(log, staged.table)
     names = table.schema.names

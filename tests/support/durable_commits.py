@@ -48,7 +48,7 @@ def main() -> None:
         added = data_files.write_table(ours, pa.table({"id": ids, "n": ids}, COLUMNS))
         keys = pa.table({"id": pa.array([*ids, 10 * number - 10], pa.int64())})
         staged = arrow_writer.DirectStaged(ours, log, added, keys, None, False, 3)
-        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1) or None))
+        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), previous=Lsn(number - 1) or None))
         mark(ours, number, number + 1)
 
     theirs = TargetTable(str(home / "warehouse" / "also" / "statement"), COLUMNS, ("id",), "public.statement")
@@ -66,7 +66,7 @@ def main() -> None:
         deleted = spark_writer._write(directory / "keys", keys)
         statement = Staged(theirs, directory, images, None, deleted, None, False, None, 3)
         spark_writer.commit(
-            spark.session, statement, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1) or None)
+            spark.session, statement, Commit("app", Lsn(number), Lsn(number), previous=Lsn(number - 1) or None)
         )
         mark(theirs, number, number + 1)
     spark.stop()

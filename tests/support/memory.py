@@ -82,7 +82,7 @@ class MemoryDelta:
     def look(self, staged: Staged, record: Commit) -> None:
         table, folded, _ = self.staged[staged.directory]
         expected = folded.expected
-        if expected is not None and self.tables[table.path].versions.get(record.app_id) == record.before:
+        if expected is not None and self.tables[table.path].versions.get(record.app_id) == record.previous:
             present = self.present(table, record.app_id)
             if not present.keys(expected.standing).all() or present.keys(expected.free).any():
                 raise NotAsExpected

@@ -11,6 +11,7 @@ import pytest
 
 import apply.pipeline.feedback
 import apply.pipeline.pipeline
+import apply.pipeline.receiver
 from apply.batch import Batch
 from apply.conflicts import Conflicts
 from apply.isolation import Failure
@@ -33,7 +34,10 @@ LIMITS = Limits(rows=1000, nbytes=1 << 20, age=1.0, status_interval=10.0, receiv
 
 
 class MemoryTables:
-    """interfaces.Tables, with tables named like their relations; `gates` hold back commits."""
+    """interfaces.Tables, with tables named like their relations; `gates` hold back commits.
+
+    While `alters`, a batch waits as for an ALTER TABLE; `altered_at` has what the table a held then.
+    """
 
     origin = "pg_1"
 
@@ -47,12 +51,17 @@ class MemoryTables:
         self.after: dict[str, Lsn] = {}
         self.gates: dict[int, asyncio.Event] = {}
         self.gone: set[int] = set()
+        self.alters = False
+        self.altered_at: list[Lsn] = []
         self.durables: list[Lsn] = []
         self.store: Callable[[Lsn], Coroutine[Any, Any, None]] | None = None
         self._versions: dict[int, Lsn] = {}
         self._targets: dict[int, TargetTable] = dict(enumerate(delta.targets.values(), A.oid))
 
     async def adapt_tables(self, batch: Batch, until_committed: Any) -> Mapping[tuple[str, str], Destination]:
+        if self.alters:
+            await until_committed()
+            self.altered_at.append(self.version(A.oid))
         return {
             ("public", t.path): Destination(
                 relid, t, "app", self.after.get(t.path, INVALID_LSN), contested=relid in self.contested
@@ -146,7 +155,7 @@ def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
     def wrapper() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(apply.pipeline.pipeline, "pg_now", lambda: 1_000_000)
-            run(test(), apply.pipeline.pipeline, apply.pipeline.feedback)
+            run(test(), apply.pipeline.pipeline, apply.pipeline.feedback, apply.pipeline.receiver)
 
     wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
     return wrapper

@@ -64,7 +64,7 @@ _SYNC: Final = 5.0
 _FOR_NEW_SLOTS: Final = 1 << 30
 """Bytes of WAL that are kept at most only so that a new slot can begin at once."""
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 async def _nothing() -> None:
@@ -224,7 +224,7 @@ class Feed:
             position = int(state["lsn"])
             commits = Commits.restored(self._format, state["commits"])
         except (DataCorrupted, FileFailure, KeyError, TypeError, ValueError) as error:
-            log.warning("what is known of the WAL is read from it again", reason=str(error))
+            logger.warning("what is known of the WAL is read from it again", reason=str(error))
             return None
         if self.spool.run_start(position) > position:
             return None
@@ -249,7 +249,7 @@ class Feed:
         """Invalidate the slots that need WAL from before `lsn`, which is not here."""
         for slot in self._slots:
             if slot.invalidation_reason is None and slot.restart_lsn < lsn:
-                log.error(
+                logger.error(
                     "a replication slot needs WAL that is no longer there",
                     slot=slot.name,
                     restart_lsn=str(Lsn(slot.restart_lsn)),
@@ -317,9 +317,9 @@ class Feed:
                 missing = error
                 continue
             except (ConnectionFailure, PublisherError) as error:
-                log.warning("the upstream server cannot be reached", reason=error.message)
+                logger.warning("the upstream server cannot be reached", reason=error.message)
             except FileFailure as error:
-                log.error("WAL cannot be kept", reason=error.message, hint=error.hint)
+                logger.error("WAL cannot be kept", reason=error.message, hint=error.hint)
             await asyncio.sleep(_RETRY)
             self._reader.restart_at(self._reader.position)
 
@@ -332,7 +332,7 @@ class Feed:
             self._take()
             await asyncio.sleep(0)
         if self.received > begin:
-            log.info("WAL was read", first=str(Lsn(self.oldest)), last=str(Lsn(self.position)))
+            logger.info("WAL was read", first=str(Lsn(self.oldest)), last=str(Lsn(self.position)))
         # The last bytes may be those of a write that a crash cut off.
         self._reader.restart_at(self.position)
         # The server may have been promoted, or another one put in its place, while this was away.
@@ -358,7 +358,9 @@ class Feed:
         """Note which timeline the WAL here is of, before there is any of it.  Raises FileFailure."""
         checked_files.write(self._directory / _TIMELINE, str(self.timeline).encode())
         if self.timeline != self._followed:
-            log.info("following the server to a new timeline", timeline=self.timeline, position=str(Lsn(self.position)))
+            logger.info(
+                "following the server to a new timeline", timeline=self.timeline, position=str(Lsn(self.position))
+            )
         self._followed = self.timeline
         self._name_archive()
 
@@ -405,10 +407,10 @@ class Feed:
                 if loop.time() > deadline:
                     return False
             except FileFailure as error:
-                log.error("WAL cannot be kept", reason=error.message, hint=error.hint)
+                logger.error("WAL cannot be kept", reason=error.message, hint=error.hint)
             except PubsubError as error:
                 # Who cannot be asked has not said that it is gone.
-                log.error("the archive cannot be read", reason=error.message, detail=error.detail)
+                logger.error("the archive cannot be read", reason=error.message, detail=error.detail)
             await asyncio.sleep(_RETRY)
 
     async def _take_archived(self, archive: Archive) -> bool:
@@ -431,7 +433,7 @@ class Feed:
                     self._take()
                     lsn += len(data)
                     await asyncio.sleep(0)
-            log.info("restored log file from archive", file=archive.name(lsn - 1))
+            logger.info("restored log file from archive", file=archive.name(lsn - 1))
             self._segment_ended.set()
             self._tell()
 
@@ -474,7 +476,7 @@ class Feed:
                 else:
                     await asyncio.to_thread(self._save, self.received)
             except FileFailure as error:
-                log.error("WAL is kept as it is", reason=error.message, hint=error.hint)
+                logger.error("WAL is kept as it is", reason=error.message, hint=error.hint)
 
     def _save(self, received: int) -> None:
         """Make durable what was `received`; save what it says about transactions, if there is anything new."""
@@ -538,7 +540,7 @@ class Feed:
             what = f'terminating process {slot.active_pid} to release replication slot "{slot.name}"'
         else:
             what = f'invalidating obsolete replication slot "{slot.name}"'
-        log.warning(what, detail=detail, hint=f'You might need to increase "{parameter}".')
+        logger.warning(what, detail=detail, hint=f'You might need to increase "{parameter}".')
         self._slots.invalidate(slot, reason)
 
     async def _archived(self, needed: int, floor: int) -> int:
@@ -552,9 +554,9 @@ class Feed:
             while reached + size <= floor and await asyncio.to_thread(self.archive.has, reached, self._stop):
                 reached += size
         except PubsubError as error:
-            log.error("the archive cannot be read", reason=error.message, detail=error.detail)
+            logger.error("the archive cannot be read", reason=error.message, detail=error.detail)
         if reached + size <= floor:
-            log.warning(
+            logger.warning(
                 "WAL is kept past max_slot_wal_keep_size",
                 reason="the archive does not have it",
                 first=str(Lsn(reached)),
@@ -566,7 +568,7 @@ class Feed:
 
         That is where the spool goes on, if a segment in the middle is missing or damaged; else at the server's last checkpoint.
         """
-        log.error("the upstream server has removed WAL that was not received yet", reason=missing.message)
+        logger.error("the upstream server has removed WAL that was not received yet", reason=missing.message)
         async with await Connection.connect(self._conninfo, application_name="walsender") as connection:
             redo = await upstream.checkpoint(connection, may_checkpoint=False)
             prepared = await upstream.prepared_transactions(connection)

@@ -39,7 +39,7 @@ _PAUSE: Final = 1.0
 """Seconds before a process that has failed is started again."""
 _STOP: Final = 5.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Served(Protocol):
@@ -109,7 +109,7 @@ class Decoder:
     def kill(self) -> None:
         """Kill the process, which does not answer; its streams are cut."""
         if not self.failed.is_set():
-            log.error("a decoding process does not answer, and is killed", pid=self._process.pid)
+            logger.error("a decoding process does not answer, and is killed", pid=self._process.pid)
             with suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -213,12 +213,12 @@ class Decoders:
             for oid, slot in wanted.items():
                 decoder = self._decoders.get(oid)
                 if decoder is not None and decoder.failed.is_set():
-                    log.error("a decoding process has ended unexpectedly", database=slot.database)
+                    logger.error("a decoding process has ended unexpectedly", database=slot.database)
                     await asyncio.sleep(_PAUSE)
                 try:
                     (await self.of(slot)).tell(self._feed.received)
                 except (PubsubError, OSError) as error:
-                    log.error("a decoding process cannot be started", database=slot.database, reason=str(error))
+                    logger.error("a decoding process cannot be started", database=slot.database, reason=str(error))
                     await asyncio.sleep(_PAUSE)
             for oid in [oid for oid in self._decoders if oid not in wanted]:
                 await self._decoders.pop(oid).stop()

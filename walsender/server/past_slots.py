@@ -12,7 +12,7 @@ from walsender.plugins import registered
 from walsender.server.service import Service
 from walsender.slots.slot import Slot
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
@@ -33,7 +33,9 @@ async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
                 f'replication slot "{name}" is there already, for another plugin or database',
                 detail=f'It is for the plugin "{slot.plugin}" and the database "{slot.database}".',
             )
-        log.info("replication slot is there already", slot=name, confirmed_flush_lsn=str(Lsn(slot.confirmed_flush_lsn)))
+        logger.info(
+            "replication slot is there already", slot=name, confirmed_flush_lsn=str(Lsn(slot.confirmed_flush_lsn))
+        )
         return
     service.slots.check_new(name)
     registered.check(plugin)
@@ -43,4 +45,4 @@ async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
         service.decoders.slots_changed()
     finally:
         service.feed.held = None
-    log.info("replication slot begins", slot=name, start=str(start), restart_lsn=str(Lsn(restart)))
+    logger.info("replication slot begins", slot=name, start=str(start), restart_lsn=str(Lsn(restart)))

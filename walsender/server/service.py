@@ -35,7 +35,7 @@ _SAVE: Final = 1.0
 """Seconds between two savings of slots that have moved."""
 _LOCK: Final = "publisher.pid"
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Service:
             try:
                 await self.slots.save_changed()
             except FileFailure as error:
-                log.error("replication slots cannot be saved", reason=error.message, hint=error.hint)
+                logger.error("replication slots cannot be saved", reason=error.message, hint=error.hint)
 
     # What a listener asks for (pubsub/backend/listener.py: Backend)
 

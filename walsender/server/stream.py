@@ -46,7 +46,7 @@ _ENDS: Final = 60.0
 _TAKES: Final = 5.0
 """Seconds that a client has to take what was sent before the stream ended."""
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class Stream:
@@ -142,7 +142,7 @@ class Stream:
         await self._take_back(client, end)
         if end.how in {CLOSED, CUT}:
             if end.error is not None:
-                log.error("a stream has ended", slot=slot.name, reason=end.error["message"])
+                logger.error("a stream has ended", slot=slot.name, reason=end.error["message"])
             raise m.Closed
         await asking.query(_SET_IDLE, [str(idle)])
         if end.error is not None:
@@ -165,7 +165,7 @@ class Stream:
                     texts = now
                     decoder.change_texts(number, texts)
         except PubsubError as error:
-            log.warning("settings that were reloaded are not followed", slot=self._slot.name, reason=error.message)
+            logger.warning("settings that were reloaded are not followed", slot=self._slot.name, reason=error.message)
 
     async def _take_back(self, client: _Client, end: StreamEnd) -> None:
         await client.take_back(end.rest, cut=end.how in {CLOSED, CUT})
@@ -213,7 +213,7 @@ class Stream:
             self._slot.changed = True
 
     def warned(self, warning: PubsubError) -> None:
-        log.warning(warning.message, slot=self._slot.name)
+        logger.warning(warning.message, slot=self._slot.name)
 
     def ended(self, end: StreamEnd) -> None:
         if not self._end.done():

@@ -37,7 +37,7 @@ _STATE: Final = (
 )
 _NAMES: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class SynchronousStandbys:
@@ -71,7 +71,7 @@ class SynchronousStandbys:
                 except ConnectionFailure:
                     await asyncio.sleep(_LOOK)  # the feed says that the server cannot be reached
                 except PublisherError as error:
-                    log.warning("synchronous_standby_names cannot be read", reason=error.message)
+                    logger.warning("synchronous_standby_names cannot be read", reason=error.message)
                     await asyncio.sleep(_LOOK)
         finally:
             ending = list(self._running.values())
@@ -114,7 +114,7 @@ class SynchronousStandbys:
             async with await Connection.connect(format_conninfo(parameters), replication=True) as connection:
                 await self._report(connection, stream)
         except PubsubError as error:
-            log.warning(
+            logger.warning(
                 "the report of a synchronous standby has ended", name=stream.application_name, reason=error.message
             )
         finally:

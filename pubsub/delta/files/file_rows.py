@@ -15,7 +15,8 @@ from pubsub.delta.files import partitions
 from pubsub.delta.files.bounded_rows import rows_at_once
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.table_log import AddFile, TableLog, path_of
+from pubsub.delta.log.add_file import AddFile, path_of
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import open_parquet, parquet_rows
 from pubsub.delta.table import TargetTable
 from pubsub.errors import DataCorrupted

@@ -17,7 +17,8 @@ from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.key_index.run_file import IndexedFile
 from pubsub.delta.key_index.table_index import Key
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.table_log import AddFile, TableLog, path_of
+from pubsub.delta.log.add_file import AddFile, path_of
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import StorePath
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.arrow_arrays import Indices

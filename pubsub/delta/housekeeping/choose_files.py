@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from pubsub.delta.log.table_log import AddFile
+from pubsub.delta.log.add_file import AddFile
 
 # Files below both bounds are merged once a size class (each four times the one before) has at least _MERGE of them.
 SMALL_ROWS: Final = 1 << 19

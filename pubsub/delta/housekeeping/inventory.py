@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.table_log import AddFile
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.transactions import Action, Listed
 from pubsub.delta.places import Place, files_below
 
@@ -51,20 +51,20 @@ class LogListing:
 
 def list_log(table: Place) -> LogListing:
     """List the log of the table in the directory `table`.  Raises OSError."""
-    log = table / "_delta_log"
+    directory = table / "_delta_log"
     commits: dict[int, float] = {}
     checkpoints: set[int] = set()
     asides: dict[Place, float] = {}
     size = 0
-    for name, stat in files_below(log):
+    for name, stat in files_below(directory):
         size += stat.st_size
         if match := _COMMIT.fullmatch(name):
             commits[int(match[1])] = stat.st_mtime
         elif match := _CHECKPOINT.fullmatch(name):
             checkpoints.add(int(match[1]))
         elif _ASIDE.fullmatch(name):
-            asides[log / name] = stat.st_mtime
-    return LogListing(commits, frozenset(checkpoints), size, _vacuumed(log), asides)
+            asides[directory / name] = stat.st_mtime
+    return LogListing(commits, frozenset(checkpoints), size, _vacuumed(directory), asides)
 
 
 def newest_version(table: Place) -> int:
@@ -73,9 +73,9 @@ def newest_version(table: Place) -> int:
     return max(versions, default=-1)
 
 
-def _vacuumed(log: Place) -> int | None:
+def _vacuumed(directory: Place) -> int | None:
     try:
-        found = json.loads((log / _LAST_VACUUM).read_text("utf-8"))
+        found = json.loads((directory / _LAST_VACUUM).read_text("utf-8"))
     except (OSError, ValueError):
         return None
     version = found.get("latestCommitVersionOutsideOfRetentionWindow") if isinstance(found, dict) else None

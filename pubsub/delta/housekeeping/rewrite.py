@@ -30,8 +30,9 @@ from pubsub.delta.files import data_files
 from pubsub.delta.files.file_rows import deleted_positions, laid_out, live_rows, rows_in
 from pubsub.delta.housekeeping.row_order import RowOrder, order_of
 from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.deletion_vectors import Positions
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Conflict, Operation
 from pubsub.delta.places import Place
 from pubsub.delta.table import TargetTable

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.delta.files.file_rows import live_rows
-from pubsub.delta.log.table_log import AddFile, TableLog, path_of
+from pubsub.delta.log.add_file import AddFile, path_of
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import open_parquet
 from pubsub.delta.table import TargetTable
 

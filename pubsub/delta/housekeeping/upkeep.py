@@ -43,7 +43,7 @@ _ABANDONED: Final = 3600.0
 # Delta rounds the time to which it cleans the log down to a minute.
 _MINUTE: Final = 60.0
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +174,15 @@ class Upkeep:
             named |= inventory.removed(self._table.actions(version) or ())
         with self._table.writing:
             needed = inventory.needed(self._table.files.values())
-        ours, before = self._started * 1000, (now - retention.files) * 1000
+        ours, expired = self._started * 1000, (now - retention.files) * 1000
         files = [one for one in inventory.list_files(self._table.table) if one.path not in needed]
         strays = {one.path: one.modification_time for one in files if one.path not in named}
-        young = [made for made in strays.values() if before <= made < ours]
+        young = [made for made in strays.values() if expired <= made < ours]
         self._list_at = max(young) / 1000 + retention.files + _SOONEST if young else None
         return [
             one
             for one in files
-            if one.modification_time < before and (one.path in named or one.modification_time < ours)
+            if one.modification_time < expired and (one.path in named or one.modification_time < ours)
         ]
 
     def _clean_log(self, listing: LogListing, retention: Retention) -> bool:

@@ -62,7 +62,7 @@ _AFTER_FAILURE: Final = 60.0
 
 _NONE: Final = np.empty(0, np.int64)
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,9 @@ class TableIndex:
         return hashes, np.concatenate(rows).astype(np.uint32)
 
     def _drop(self, run: Run) -> None:
-        log.warning("a run of the key index is damaged, and will be made anew", table=self._table, path=str(run.path))
+        logger.warning(
+            "a run of the key index is damaged, and will be made anew", table=self._table, path=str(run.path)
+        )
         with self._lock:
             self._runs = tuple(one for one in self._runs or () if one is not run)
         if run.path is not None:
@@ -214,7 +216,7 @@ class TableIndex:
             pass
         except Exception as error:
             self._retry_at = time.monotonic() + _AFTER_FAILURE
-            log.warning("the key index could not follow its table", table=self._table, reason=str(error))
+            logger.warning("the key index could not follow its table", table=self._table, reason=str(error))
         finally:
             self._working = False
 

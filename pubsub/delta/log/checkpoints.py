@@ -46,19 +46,19 @@ class Checkpoint:
     files: tuple[Place, ...]
 
 
-def announced(log: Place) -> int | None:
+def announced(directory: Place) -> int | None:
     """Return the version of the checkpoint that `_last_checkpoint` names; None if it names none."""
     try:
-        return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+        return int(json.loads((directory / "_last_checkpoint").read_bytes())["version"])
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 
 
-def complete(log: Place) -> list[Checkpoint]:
-    """Return the checkpoints in the directory `log` that have all their parts, the newest first."""
+def complete(directory: Place) -> list[Checkpoint]:
+    """Return the checkpoints in the log's `directory` that have all their parts, the newest first."""
     found: dict[int, dict[int, list[Place]]] = {}
     try:
-        paths: list[Place] = sorted(log.iterdir(), key=str)
+        paths: list[Place] = sorted(directory.iterdir(), key=str)
     except FileNotFoundError:
         return []
     for path in paths:

@@ -16,16 +16,16 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import structlog
 
 from pubsub.delta.key_index.table_index import TableIndex
 from pubsub.delta.log import checkpoints, deletion_vectors, demands, durable_files, earlier_releases, malformed
+from pubsub.delta.log.add_file import AddFile, file_of_action
 from pubsub.delta.log.other_commits import OtherCommit, other_commit, writers_of
 from pubsub.delta.log.transactions import (
     Action,
@@ -42,49 +42,9 @@ from pubsub.delta.places import Place, StorePath, place
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
 
 _CLUSTERING: Final = "delta.clustering"
-# Fields of an `add` that a new deletion vector leaves as they are.
-_KEPT: Final = ("baseRowId", "defaultRowCommitVersion", "clusteringProvider")
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 
-log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class AddFile:
-    """One AddFile of the log.  `bounds`: each column's least and greatest value, where its statistics have them."""
-
-    path: str
-    size: int
-    modification_time: int
-    rows: int | None
-    bounds: Mapping[str, tuple[Any, Any]]
-    stats: str | None
-    vector: Mapping[str, Any] | None
-    inside: bool
-    """Whether it has a relative path, as the files written here have."""
-    partition: Mapping[str, str | None] = field(default_factory=dict)
-    """Its partition's values as text, by the columns' physical names."""
-    kept: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of its `add` that are passed on unchanged."""
-    tags: Mapping[str, Any] | None = None
-    """The `tags` that other writers store with the file; passed on unchanged."""
-    writers: frozenset[str] | None = None
-    """The applications that wrote its rows (empty: another engine); None: unknown, or it has others' rows, too."""
-
-    @property
-    def partition_key(self) -> Hashable:
-        """What is equal for files of one partition."""
-        return tuple(sorted((name, value or "") for name, value in self.partition.items()))
-
-    @property
-    def clustered(self) -> bool:
-        """Whether OPTIMIZE has clustered its rows."""
-        return "clusteringProvider" in self.kept
-
-    @property
-    def deleted(self) -> int:
-        """The number of rows that its deletion vector removes."""
-        return int(self.vector["cardinality"]) if self.vector is not None else 0
+logger = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -135,7 +95,7 @@ class TableLog:
         self.index: TableIndex | None = None
         self._transactions = transactions
         self.table = place(path)
-        self._log = self.table / "_delta_log"
+        self._directory = self.table / "_delta_log"
         self._state = _State()
         # Delta's cache of this table is stale: call `forget` before the next commit.
         self._replaced = False
@@ -292,7 +252,9 @@ class TableLog:
                         # The store may yet get to the request that Delta has given up.
                         raise UnknownOutcome(error.message, detail=error.detail, hint=error.hint) from error
                     raise
-                log.warning("a commit was made, but Delta failed after it", table=str(self.table), reason=error.message)
+                logger.warning(
+                    "a commit was made, but Delta failed after it", table=str(self.table), reason=error.message
+                )
             else:
                 if not self._has(txn_id):
                     self._replaced = True
@@ -306,11 +268,11 @@ class TableLog:
             raise
         try:
             durable_files.sync_file(self._name(self._state.version))
-            durable_files.sync_directory(self._log)
+            durable_files.sync_directory(self._directory)
             replaced = before >= 0 and self._look(before) not in (stamp, None)  # None: it has expired
         except Exception as error:
             # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
-            raise PubsubError(f'could not fsync "{self._log}": {text_of(error)}', sqlstate="58030") from error
+            raise PubsubError(f'could not fsync "{self._directory}": {text_of(error)}', sqlstate="58030") from error
         if replaced:
             raise went_back(str(self.table), f"Version {before} was replaced.")
 
@@ -403,7 +365,7 @@ class TableLog:
         return found[::-1]
 
     def _name(self, version: int) -> Place:
-        return self._log / f"{version:020}.json"
+        return self._directory / f"{version:020}.json"
 
     def actions(self, version: int) -> list[Action] | None:
         """Return the actions of one commit; None if it does not exist, or no longer.  Raises DataCorrupted."""
@@ -415,8 +377,8 @@ class TableLog:
             actions = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             raise DataCorrupted(f'"{self._name(version)}" is not a Delta commit: {error}') from error
-        if isinstance(self._log, Path) and earlier_releases.mend(actions):
-            self._put_mended(self._log, version, actions)
+        if isinstance(self._directory, Path) and earlier_releases.mend(actions):
+            self._put_mended(self._directory, version, actions)
         return actions
 
     def _put_mended(self, directory: Path, version: int, actions: Sequence[Action]) -> None:
@@ -434,7 +396,7 @@ class TableLog:
             durable_files.sync_directory(directory)
         finally:
             aside.unlink(missing_ok=True)
-        log.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
+        logger.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
 
     def _load(self) -> None:
         """Load the newest checkpoint; without one, require the first commit.
@@ -443,10 +405,10 @@ class TableLog:
         log has all commits since.  Then the damaged one is removed, for the sake of readers that would not do without, and
         likewise a _last_checkpoint whose checkpoint did not survive.
         """
-        hint = checkpoints.announced(self._log)
-        found = checkpoints.complete(self._log)
+        hint = checkpoints.announced(self._directory)
+        found = checkpoints.complete(self._directory)
         if hint is not None and hint not in [each.version for each in found]:
-            (self._log / "_last_checkpoint").unlink(missing_ok=True)
+            (self._directory / "_last_checkpoint").unlink(missing_ok=True)
         damaged: list[tuple[checkpoints.Checkpoint, DataCorrupted]] = []
         for each in found:
             try:
@@ -457,7 +419,7 @@ class TableLog:
         else:
             self._state = _State()
             if not self._name(0).exists() and not damaged:
-                if any(self._log.glob("*.json")):
+                if any(self._directory.glob("*.json")):
                     raise DataCorrupted(
                         f'the log of the Delta table "{self.table}" has lost its beginning', hint=_RESYNC
                     )
@@ -476,9 +438,9 @@ class TableLog:
 
     def _remove_checkpoints(self, *, after: int) -> None:
         """Remove what Delta has made of a commit that was lost: it would take the place of the log."""
-        for each in checkpoints.complete(self._log):
+        for each in checkpoints.complete(self._directory):
             if each.version > after:
-                (self._log / "_last_checkpoint").unlink(missing_ok=True)
+                (self._directory / "_last_checkpoint").unlink(missing_ok=True)
                 for path in each.files:
                     path.unlink(missing_ok=True)
 
@@ -488,11 +450,11 @@ class TableLog:
         if not all(self._name(version).exists() for version in range(self._state.version + 1, newest.version + 1)):
             raise error
         # It is only a hint, to a checkpoint that is about to go.
-        (self._log / "_last_checkpoint").unlink(missing_ok=True)
+        (self._directory / "_last_checkpoint").unlink(missing_ok=True)
         for each, reason in damaged:
             for path in each.files:
                 path.unlink(missing_ok=True)
-            log.warning("a damaged checkpoint was removed", table=str(self.table), reason=reason.message)
+            logger.warning("a damaged checkpoint was removed", table=str(self.table), reason=reason.message)
 
     def _replay(self, actions: Sequence[Action], version: int) -> None:
         """Apply the actions of the commit that made `version` to the state: all of them, or after an error none."""
@@ -516,7 +478,7 @@ class TableLog:
         for action in actions:
             for kind, what in action.items():
                 if kind == "add":
-                    added = files[what["path"]] = _data_file(what)
+                    added = files[what["path"]] = file_of_action(what)
                     added.writers = known.get(added.path, writers) if what.get("dataChange", True) else None
                 elif kind == "remove":
                     # A file that gets another vector is removed and added in one commit, in any order.
@@ -544,7 +506,7 @@ def log_at(path: str, version: int) -> TableLog:
     """
     log = TableLog(path)
     with malformed.refused(path):
-        base = next((one for one in checkpoints.complete(log._log) if one.version <= version), None)
+        base = next((one for one in checkpoints.complete(log._directory) if one.version <= version), None)
         if base is not None:
             log._load_checkpoint(base)
         for number in range(log.version + 1, version + 1):
@@ -569,33 +531,3 @@ def went_back(path: str, detail: str) -> DataCorrupted:
         detail=detail,
         hint=_RESYNC,
     )
-
-
-def _data_file(add: Mapping[str, Any]) -> AddFile:
-    stats = add.get("stats")
-    known = json.loads(stats) if stats else {}
-    least, greatest = known.get("minValues") or {}, known.get("maxValues") or {}
-    path = add["path"]
-    return AddFile(
-        path=path,
-        size=int(add["size"]),
-        modification_time=int(add["modificationTime"]),
-        rows=known.get("numRecords"),
-        bounds={name: (least[name], greatest[name]) for name in least.keys() & greatest.keys()},
-        stats=stats,
-        vector=add.get("deletionVector"),
-        tags=add.get("tags"),
-        inside="://" not in path and not path.startswith(("/", "file:")),
-        partition=add.get("partitionValues") or {},
-        kept={name: add[name] for name in _KEPT if add.get(name) is not None},
-    )
-
-
-def file_of_action(add: Mapping[str, Any]) -> AddFile:
-    """Return the data file of an `add` action."""
-    return _data_file(add)
-
-
-def path_of(file: AddFile, table: Place) -> Place:
-    """Return a data file's path; in the log it is URL-encoded."""
-    return table / unquote(file.path)

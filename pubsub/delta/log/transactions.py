@@ -169,10 +169,10 @@ class Cleaning(Protocol):
         within the retention.
         """
 
-    def vacuum_elsewhere(self, path: str, before: int) -> None:
+    def vacuum_elsewhere(self, path: str, older_than: int) -> None:
         """Run VACUUM LITE on a table that only Spark reaches; where Delta refuses it, VACUUM with a list that Spark makes.
 
-        The list has the files that were made before the time `before` (milliseconds).
+        The list has the files that were made before the time `older_than` (milliseconds).
         """
 
     def clean_log(self, path: str, until: int) -> None:

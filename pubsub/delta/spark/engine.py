@@ -23,8 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
-import structlog
-
 from pubsub import concurrency
 from pubsub.delta.spark.jvm_transactions import SparkTransactions
 from pubsub.delta.spark.spark_session import Spark
@@ -42,8 +40,6 @@ _groups = itertools.count(1)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-log = structlog.get_logger()
 
 
 class Engine:

@@ -27,7 +27,7 @@ _ASK: Final = (
     "import sys; import pubsub.delta.spark.python_workers; print(*{name.split('.')[0] for name in sys.modules})"
 )
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 def archive(directory: Path) -> Path:
@@ -53,7 +53,7 @@ def archive(directory: Path) -> Path:
         for file, place in (*code, *_files(distributions)):
             packed.write(file, place)
     os.replace(aside, path)
-    log.info("an archive of packages for Spark's executors was made", path=str(path), bytes=path.stat().st_size)
+    logger.info("an archive of packages for Spark's executors was made", path=str(path), bytes=path.stat().st_size)
     return path
 
 

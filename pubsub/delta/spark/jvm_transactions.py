@@ -187,7 +187,7 @@ class DeltaTransactions:
         rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
         self._vacuum_of(own, path, own.createDataFrame(rows, _INVENTORY))
 
-    def vacuum_elsewhere(self, path: str, before: int) -> None:
+    def vacuum_elsewhere(self, path: str, older_than: int) -> None:
         """See transactions.Cleaning.
 
         Delta refuses LITE once its own clean-up of the log, after a checkpoint, has removed commits that no VACUUM has
@@ -208,7 +208,7 @@ class DeltaTransactions:
         )
         # Of an inventory Delta wants columns that may be null.
         nothing: Any = own.createDataFrame([], _INVENTORY)
-        self._vacuum_of(own, path, nothing.union(listed.where(f"modificationTime < {before}")))
+        self._vacuum_of(own, path, nothing.union(listed.where(f"modificationTime < {older_than}")))
 
     def _quiet_session(self) -> SparkSession:
         own = self.session.newSession()

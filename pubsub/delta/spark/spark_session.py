@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _DELTA: Final = "spark.databricks.delta."
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 # Measured on two cores (see `make bench`); a user's [spark] conf overrides it.
 BASE_CONF: Final[Mapping[str, str]] = {
@@ -187,7 +187,7 @@ class Spark:
             except (OSError, Py4JError) as error:
                 if _refused(error):
                     return False
-                log.debug("Spark could not be asked whether it is running", reason=str(error))
+                logger.debug("Spark could not be asked whether it is running", reason=str(error))
             self._ask_at = now + _ASK_SECONDS
         return True
 
@@ -211,7 +211,7 @@ class Spark:
             while not over.is_set():
                 if time.monotonic() > deadline:
                     for pid in self._starting_processes():
-                        log.warning("Spark does not answer: its JVM is killed", pid=pid)
+                        logger.warning("Spark does not answer: its JVM is killed", pid=pid)
                         with suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
                 self.kill_if_hung(patience)
@@ -247,7 +247,7 @@ class Spark:
                 jvm.java.lang.System.nanoTime()
 
         if not _ends(ask, patience):
-            log.warning("Spark does not answer: its JVM is killed", pid=process.pid)
+            logger.warning("Spark does not answer: its JVM is killed", pid=process.pid)
             process.kill()
 
     def fence(self, *, timeout: float = 60.0) -> None:
@@ -270,14 +270,14 @@ class Spark:
                 raise PubsubError("Spark was stopped", sqlstate="57P03")
             if not self.usable():
                 if self.alive():
-                    log.warning("Spark has stopped by itself: its JVM is replaced")
+                    logger.warning("Spark has stopped by itself: its JVM is replaced")
                 jars.require_java()
-                log.info("Spark is starting")
+                logger.info("Spark is starting")
                 began = time.monotonic()
                 self._end(_STOP_SECONDS)
                 self.fence()
                 self._start()
-                log.info("Spark has started", seconds=round(time.monotonic() - began, 1))
+                logger.info("Spark has started", seconds=round(time.monotonic() - began, 1))
             return self.session
 
     def stop(self, *, timeout: float = _STOP_SECONDS) -> None:
@@ -433,7 +433,7 @@ def _stop_session(session: SparkSession) -> None:
         gateway.shutdown()
     except Exception as error:
         # The JVM may disappear during this, or its context be stopped already, which is fine: it was to end.
-        log.debug("Spark was gone before it was stopped", reason=str(error))
+        logger.debug("Spark was gone before it was stopped", reason=str(error))
 
 
 def _ends(work: Callable[[], None], patience: float) -> bool:
@@ -464,7 +464,7 @@ def _acquire_fence(path: Path, timeout: float) -> int:
         except BlockingIOError as error:
             if not waiting:
                 waiting = True
-                log.info("waiting for an earlier daemon's JVM to end")
+                logger.info("waiting for an earlier daemon's JVM to end")
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue

@@ -31,8 +31,9 @@ from pubsub.delta.files.bounded_rows import ScatteredRows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import Found, find
 from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import ConcurrentCommit
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
@@ -130,12 +131,12 @@ def staged_of(
 def look(staged: DirectStaged, record: Commit) -> None:
     """Raise NotAsExpected or ConcurrentCommit if `commit` would; what is found is kept for it.
 
-    Does nothing if the table holds another version than `record.before`, of which `commit` will tell.
+    Does nothing if the table holds another version than `record.previous`, of which `commit` will tell.
     """
     log = staged.log
     with log.writing:
         log.refresh()
-        if (log.application_version(record.app_id) or 0) != (record.before or 0):
+        if (log.application_version(record.app_id) or 0) != (record.previous or 0):
             return
         _require_no_others(staged, record)
         if not staged.replace_all and staged.removed is None:
@@ -154,7 +155,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
     """Commit a staged batch once; do nothing if the table holds `record.last` already.
 
     Raises NotInPrerequisiteState if the table can no longer be written here; SerializationFailure if other writers were
-    first each time; Overtaken if it holds another version than `record.before`; ConcurrentCommit if others have changed rows since
+    first each time; Overtaken if it holds another version than `record.previous`; ConcurrentCommit if others have changed rows since
     it was last checked, unless `still_holds`; NotAsExpected if its rows are not those that the batch expects; OSError.
     """
     log = staged.log
@@ -227,9 +228,9 @@ def require_no_copy(table: TargetTable, record: Commit) -> None:
 
 
 def require_version(log: TableLog, relation: str, record: Commit) -> None:
-    """Raise Overtaken unless the table holds the version `record.before`, and no later copy of it has begun."""
+    """Raise Overtaken unless the table holds the version `record.previous`, and no later copy of it has begun."""
     held = log.application_version(record.app_id)
-    if (held or 0) != (record.before or 0):
+    if (held or 0) != (record.previous or 0):
         raise Overtaken(relation, moved_on(held, record))
     if any(is_of_later_copy(other, record.app_id) for other in log.applications):
         raise Overtaken(relation, "It was copied anew, or is being copied.")

@@ -120,13 +120,13 @@ class TableWriters:
         """Look whether the table is as the staged batch expects, before any table's part of the batch is committed.
 
         Raises NotAsExpected, and ConcurrentCommit if others have written the table meanwhile.  Does nothing if it holds another
-        version than `record.before`, of which the commit will tell, and for a table that only Spark reads.
+        version than `record.previous`, of which the commit will tell, and for a table that only Spark reads.
         """
         if isinstance(staged, DirectStaged):
             arrow_writer.look(staged, record)
             return
         expected, table = staged.expected, staged.table
-        if expected is None or (committed_lsn(table.path, record.app_id) or 0) != (record.before or 0):
+        if expected is None or (committed_lsn(table.path, record.app_id) or 0) != (record.previous or 0):
             return
         if is_reached(table.path):
             self._log(table)

@@ -25,7 +25,8 @@ from pubsub.delta.files import file_rows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import Found, find
 from pubsub.delta.key_index.hashing import Secret, can_hash, hash_keys
-from pubsub.delta.log.table_log import TableLog, file_of_action
+from pubsub.delta.log.add_file import file_of_action
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import NotAsExpected

@@ -114,7 +114,7 @@ def discard(staged: Staged) -> None:
 def commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
     """Commit one staged table; do nothing if it holds `record.last` already.
 
-    Raises Overtaken if the table holds another version than `record.before`, also when the statement's transaction
+    Raises Overtaken if the table holds another version than `record.previous`, also when the statement's transaction
     begins, or if a later copy of it has begun; DataCorrupted if the version is an earlier one; Conflict if another writer
     was first, or another program's commit took this one's place; and Spark's errors, whose outcome the caller reads from
     the table's version (apply.pipeline.commit).
@@ -123,10 +123,10 @@ def commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
     held = committed_lsn(table.path, record.app_id)
     if held == record.last:
         return
-    if (held or 0) != (record.before or 0):
+    if (held or 0) != (record.previous or 0):
         raise not_at_version(table, held, record)
     try:
-        with at_version(spark, record.app_id, int(record.before or 0)):
+        with at_version(spark, record.app_id, int(record.previous or 0)):
             _commit(spark, staged, record)
     except Exception as error:
         if is_refusal(error):

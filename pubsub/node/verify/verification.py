@@ -41,7 +41,7 @@ from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.publication import Operations
 from pubsub.settings import VerifySettings
-from pubsub.sql.identifiers import quote_literal, quote_qualified
+from pubsub.sql.identifiers import quote_qualified
 from tablesync.row_forms import CannotCompare, Published, published, row_form, source_table
 
 PIN: Final = "pubsub_verify_"
@@ -240,13 +240,11 @@ class Verification:
             if found is None:
                 raise NotInPrerequisiteState("no daemon runs on the node", hint="Start one: pubsub daemon.")
             lsn, name = Lsn.parse(found["lsn"]), str(found["snapshot"])
-            imported = f"SET TRANSACTION SNAPSHOT {quote_literal(name)}"
             connection = await Connection.connect(conninfo, application_name="pubsub verify")
             stack.push_async_callback(connection.close)
-            await connection.execute(snapshots.BEGIN)
-            await connection.execute(imported)
+            await snapshots.begin_under(connection, name)
             cut = copy_out.Cut()
-            opening = (asyncio.to_thread(_session, conninfo, imported, cut) for _ in range(self._bounds.connections))
+            opening = (asyncio.to_thread(_session, conninfo, name, cut) for _ in range(self._bounds.connections))
             sessions = await finish(asyncio.gather(*opening), cancelled=cut)
         finally:
             with suppress(PubsubError):
@@ -418,13 +416,12 @@ def _reported(name: str, lsn: Lsn, version: int, found: Found, operations: Opera
     return replace(report, expected=expected, reason=reason)
 
 
-def _session(conninfo: str, imported: str, cut: copy_out.Cut) -> psycopg.Connection:
+def _session(conninfo: str, snapshot: str, cut: copy_out.Cut) -> psycopg.Connection:
     """Open a session whose transaction has the snapshot; a `cut` ends the attempt.  Blocks."""
     connection = copy_out.session(conninfo, "pubsub verify", cut)
     try:
         connection.execute(digest_source.SESSION.encode())
-        connection.execute(snapshots.BEGIN)
-        connection.execute(imported.encode())
+        snapshots.begin_session_under(connection, snapshot)
         digest_source.require_same_hashes(connection)
     except BaseException:
         connection.close()

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pubsub.delta.files.file_rows import deleted_positions, laid_out, read_columns
-from pubsub.delta.log.table_log import AddFile, TableLog, file_of_action, files_at
+from pubsub.delta.log.add_file import AddFile, file_of_action
+from pubsub.delta.log.table_log import TableLog, files_at
 from pubsub.delta.places import input_of
 from pubsub.delta.table import TargetTable
 

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from catalog.records import State, SubscriptionRel
 from pubsub.delta.table import exists
 from pubsub.errors import PubsubError
@@ -20,8 +18,6 @@ from pubsub.server.system_catalogs.contents import Contents
 from pubsub.server.system_catalogs.definitions import PUBLISHED, Row
 from pubsub.settings import Settings
 from walsender.slots.slot import Slot, SlotStore
-
-log = structlog.get_logger()
 
 Pin = Callable[[str, str, Sequence[str]], Awaitable[None]]
 """Pins or releases tables: "pin" or "release", the pin's name, the paths."""

@@ -33,11 +33,11 @@ async def test_a_batch_ends_at_the_boundary_and_another_begins() -> None:
     p = MemoryPipeline(row(1))
     task = asyncio.create_task(p.run())
     await asyncio.sleep(0.01)
-    p.pipeline.hold_back(1.0)
+    p.pipeline.boundary.hold_back(1.0)
     p.stream.send([*row(2), *row(3), *row(4)])
     await asyncio.sleep(0.1)
     assert p.pipeline.dispatcher.decided == 100
-    assert await p.pipeline.end_batch_at(Lsn(350))
+    assert await p.pipeline.boundary.end_batch_at(Lsn(350))
     await until(lambda: p.pipeline.flushed == 400)
     assert p.commits("a") == [(100, 300), (400, 400)]
     p.pipeline.drain()
@@ -49,7 +49,7 @@ async def test_what_is_held_back_comes_after_the_delay() -> None:
     p = MemoryPipeline([])
     task = asyncio.create_task(p.run())
     await asyncio.sleep(0.5)
-    p.pipeline.hold_back(2.0)
+    p.pipeline.boundary.hold_back(2.0)
     p.stream.send(row(1))
     await asyncio.sleep(1.9)
     assert p.pipeline.dispatcher.decided == 10
@@ -57,7 +57,7 @@ async def test_what_is_held_back_comes_after_the_delay() -> None:
     assert p.pipeline.dispatcher.decided == 100
     p.stream.send(row(2))
     await asyncio.sleep(0.1)
-    p.pipeline.release()
+    p.pipeline.boundary.release()
     await until(lambda: p.pipeline.dispatcher.decided == 200, 1.0)
     p.pipeline.drain()
     await task
@@ -68,8 +68,8 @@ async def test_a_boundary_that_was_passed_is_refused() -> None:
     p = MemoryPipeline([*row(1), *row(2)])
     task = asyncio.create_task(p.run())
     await until(lambda: p.pipeline.dispatcher.decided == 200)
-    assert not await p.pipeline.end_batch_at(Lsn(150))
-    assert await p.pipeline.end_batch_at(Lsn(200))
+    assert not await p.pipeline.boundary.end_batch_at(Lsn(150))
+    assert await p.pipeline.boundary.end_batch_at(Lsn(200))
     p.pipeline.drain()
     await task
 
@@ -79,7 +79,7 @@ async def test_an_idle_publisher_is_asked_how_far_it_is() -> None:
     p = MemoryPipeline([keepalive(50)])
     task = asyncio.create_task(p.run())
     await asyncio.sleep(0.01)
-    assert await p.pipeline.end_batch_at(Lsn(300))
+    assert await p.pipeline.boundary.end_batch_at(Lsn(300))
     await asyncio.sleep(3)
     assert sum(reply for *_, reply in p.stream.statuses) >= 3
     p.stream.send([keepalive(300)])
@@ -93,11 +93,11 @@ async def test_nothing_past_a_halt_is_applied_until_its_end() -> None:
     p = MemoryPipeline(row(1))
     task = asyncio.create_task(p.run())
     await asyncio.sleep(0.01)
-    p.pipeline.hold_back(1.0)
+    p.pipeline.boundary.hold_back(1.0)
     p.stream.send([*row(2), *row(3)])
     await asyncio.sleep(0.1)
-    assert await p.pipeline.end_batch_at(Lsn(250), halts=True)
-    async with p.pipeline.standing_at(Lsn(250)):
+    assert await p.pipeline.boundary.end_batch_at(Lsn(250), halts=True)
+    async with p.pipeline.boundary.standing_at(Lsn(250)):
         assert p.rows("a") == [(1, "x"), (2, "x")]
         await asyncio.sleep(100)
         assert p.rows("a") == [(1, "x"), (2, "x")]
@@ -115,9 +115,9 @@ async def test_rows_are_replaced_within_a_halt_at_its_position() -> None:
     p = MemoryPipeline(row(1))
     task = asyncio.create_task(p.run())
     await asyncio.sleep(0.01)
-    assert await p.pipeline.end_batch_at(Lsn(250), halts=True)
+    assert await p.pipeline.boundary.end_batch_at(Lsn(250), halts=True)
     p.stream.send([*row(2), *row(3)])
-    async with p.pipeline.standing_at(Lsn(250)):
+    async with p.pipeline.boundary.standing_at(Lsn(250)):
         destination = (await p.tables.adapt_tables(p.pipeline.dispatcher.batch, None))["public", "a"]
         rows = pa.table([[2], ["repaired"]], schema=destination.table.schema)
         change = Folded(rows, rows.slice(0, 0), rows.select(["id"]), pa.table({}), False, False, 1, 0, 0)
@@ -135,11 +135,11 @@ async def test_a_halt_ends_with_the_worker() -> None:
     p = MemoryPipeline(row(1))
     task = asyncio.create_task(p.run())
     await asyncio.sleep(0.01)
-    assert await p.pipeline.end_batch_at(Lsn(250), halts=True)
+    assert await p.pipeline.boundary.end_batch_at(Lsn(250), halts=True)
     p.stream.send(row(3))
 
     async def stand() -> None:
-        async with p.pipeline.standing_at(Lsn(250)):
+        async with p.pipeline.boundary.standing_at(Lsn(250)):
             await asyncio.sleep(1e6)
 
     standing = asyncio.create_task(stand())
@@ -159,11 +159,11 @@ async def test_a_streamed_transaction_past_the_boundary_waits_too() -> None:
         p = MemoryPipeline(row(1), buffer=ReorderBuffer(Path(directory), 1 << 20))
         task = asyncio.create_task(p.run())
         await asyncio.sleep(0.01)
-        assert await p.pipeline.end_batch_at(Lsn(250), halts=True)
+        assert await p.pipeline.boundary.end_batch_at(Lsn(250), halts=True)
         streamed = replace(insert(A.oid, 7, "y"), xid=Xid(900))
         p.stream.send([frame(StreamStart(Xid(900), True)), frame(streamed), frame(StreamStop())])
         p.stream.send([*row(2), frame(StreamCommit(Xid(900), 0, Lsn(392), Lsn(400), 0))])
-        async with p.pipeline.standing_at(Lsn(250)):
+        async with p.pipeline.boundary.standing_at(Lsn(250)):
             await asyncio.sleep(5)
             assert p.rows("a") == [(1, "x"), (2, "x")]
         await until(lambda: p.pipeline.flushed == 400)

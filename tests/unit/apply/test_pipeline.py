@@ -281,6 +281,33 @@ async def test_conflicts_are_left_out_and_counted_once_committed() -> None:
 
 
 @virtual
+async def test_a_table_is_altered_when_the_batch_before_is_in_it_and_not_when_its_origin_is_stored() -> None:
+    p = MemoryPipeline(transaction(100, A, insert(A.oid, 1, "x")), Limits(1, 1 << 20, 0.1, 10.0, 60.0))
+    gate = p.tables.gates[A.oid] = asyncio.Event()
+    stored = asyncio.Event()
+
+    async def store(lsn: Lsn) -> None:
+        await stored.wait()
+
+    p.tables.store = store
+    task = asyncio.create_task(p.run())
+    await asyncio.sleep(5)
+    p.tables.alters = True
+    # It is full, so it closes while the one before commits.
+    p.stream.send(transaction(200, insert(A.oid, 2, "x")))
+    await asyncio.sleep(5)
+    assert p.tables.altered_at == []
+    gate.set()
+    await until(lambda: p.tables.altered_at)
+    assert p.tables.altered_at == [100]
+    stored.set()
+    await until(lambda: p.pipeline.flushed == 200)
+    assert p.rows("a") == [(1, "x"), (2, "x")]
+    p.pipeline.drain()
+    await task
+
+
+@virtual
 async def test_commits_of_others_are_known_once_the_batch_before_is_committed() -> None:
     p = MemoryPipeline(transaction(100, A, insert(A.oid, 1, "x")), Limits(1, 1 << 20, 0.1, 10.0, 60.0))
     gate = p.tables.gates[A.oid] = asyncio.Event()

@@ -75,8 +75,8 @@ class Transactions(JsonTransactions):
     def vacuum(self, path: str, listed: list[Listed] | None) -> None:
         raise AssertionError("nothing has expired")
 
-    def vacuum_elsewhere(self, path: str, before: int) -> None:
-        self.before = before
+    def vacuum_elsewhere(self, path: str, older_than: int) -> None:
+        self.older_than = older_than
 
     def clean_log(self, path: str, until: int) -> None:
         self.until = until
@@ -128,7 +128,7 @@ class Node:
             lsn = (log.application_version("app") or 0) + 1
             added: Any = data_files.write_table(target, pa.table({"id": [lsn]}, COLUMNS))
             staged = DirectStaged(target, log, added, None, None, False, 1)
-            arrow_writer.commit(staged, Commit("app", Lsn(lsn), Lsn(lsn), before=Lsn(lsn - 1) or None))
+            arrow_writer.commit(staged, Commit("app", Lsn(lsn), Lsn(lsn), previous=Lsn(lsn - 1) or None))
             self.stage.staged[target.path] += 1
 
     def turn(self, *, later: float = 0.0) -> list[str]:
@@ -319,7 +319,7 @@ def test_what_may_go_from_a_table_that_only_spark_reaches(
     now = time.time()
     none: Any = None
     assert housekeeper._clean_elsewhere(none, "abfss://c@a/t", transactions, 0.0, now - up) is None
-    assert abs(now - listed - transactions.before / 1000) < 60
+    assert abs(now - listed - transactions.older_than / 1000) < 60
     assert abs(now - keeps - transactions.until / 1000) < 60
 
 

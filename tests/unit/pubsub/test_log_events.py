@@ -18,7 +18,7 @@ def logged() -> dict[str, str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 match node:
                     case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id="log"), attr="info" | "warning" | "error" as level),
+                        func=ast.Attribute(value=ast.Name(id="logger"), attr="info" | "warning" | "error" as level),
                         args=[ast.Constant(value=str(event)), *_],
                     ):
                         found[event] = level
@@ -36,3 +36,16 @@ def test_every_event_is_listed_by_its_level() -> None:
         for event in re.findall(r"`([^`]+)`", row.split(" | ")[0])
     }
     assert listed == logged()
+
+
+def test_the_logger_has_one_name() -> None:
+    """Calls under another name would not be found above, and `log` is a table's log."""
+    names = {
+        (str(path.relative_to(ROOT)), ast.unparse(node.targets[0]))
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "structlog.get_logger()"
+    }
+    assert names
+    assert {name for _, name in names} == {"logger"}, names

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.settings import PARAMETERS, Settings
+from pubsub.settings import PARAMETERS, DailyWindow, Settings
 
 
 def load(home: Path, text: str) -> Settings:
@@ -337,3 +338,30 @@ def test_a_cluster_that_is_open_to_its_network(tmp_path: Path, spark: dict[str, 
     """Another user of the network may otherwise fetch the task of a copy, with its connection string."""
     told = Settings.read({"spark": spark}, tmp_path).spark.unprotected
     assert (told[0].partition(": ")[2] if told else None) == (f"{missing} not set" if missing else None)
+
+
+def wait(window: str, at: str) -> float:
+    hour, minute = map(int, at.split(":"))
+    return DailyWindow.parse(window).wait(datetime(2026, 5, 4, hour, minute, tzinfo=UTC)) / 3600
+
+
+def test_a_window_of_the_day() -> None:
+    assert [wait("01:00-04:00", at) for at in ("00:00", "01:00", "03:59", "04:00", "23:00")] == [1, 0, 0, 21, 2]
+
+
+def test_a_window_across_midnight() -> None:
+    assert [wait("22:00-04:00", at) for at in ("21:00", "22:00", "00:00", "03:59", "04:00")] == [1, 0, 0, 0, 18]
+
+
+def test_the_whole_day() -> None:
+    for text in ("", "00:00-24:00", "05:00-05:00"):
+        assert str(DailyWindow.parse(text)) == ""
+        assert wait(text, "12:34") == 0
+    assert str(DailyWindow.parse("22:00-4:00")) == "22:00-04:00"
+
+
+@pytest.mark.parametrize("text", ["always", "22-4", "25:00-03:00", "22:60-23:00", "22:00", "22:00-04:00-05:00"])
+def test_what_is_no_window(text: str) -> None:
+    with pytest.raises(PubsubError) as raised:
+        DailyWindow.parse(text)
+    assert raised.value.hint == 'Write it as in "22:00-04:00".'

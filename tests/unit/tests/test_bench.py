@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from bench import __main__ as command
-from bench import machine, report, workload
+from bench import lag, machine, report, workload
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.scenarios import Bench, Plan
 from bench.subscribers import Failed
@@ -240,8 +240,7 @@ def test_lag_is_from_commit_to_the_first_look_that_found_the_origin_past_it() ->
     publisher = Server([commit(100, 10), commit(200, 11), commit(300, 12), commit(400, 13)])
     zero = pg_time_to_datetime(0).timestamp()
     seen = [(Lsn(90), zero + 9.0), (Lsn(200), zero + 11.5), (Lsn(300), zero + 14.0)]
-    bench = bench_of(Applying("stock", []), Applying("pubsub", []), publisher)
     # The last commit is the mark, which ends past the LSN that was waited for.
-    lags, times = bench._lags(workload.Pgbench("pgbench", 1), "slot", seen)
+    lags, times = lag.of_transactions(cast(Any, publisher), workload.Pgbench("pgbench", 1), "slot", seen)
     assert list(lags) == pytest.approx([1.5, 0.5, 2.0, 1.0])
     assert list(times - zero) == pytest.approx([10, 11, 12, 13])

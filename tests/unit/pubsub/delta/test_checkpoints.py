@@ -68,13 +68,13 @@ def add_column(table: TargetTable, kind: Any = None, value: Any = None) -> Targe
     kind = pa.int64() if kind is None else kind
     change = Alteration(table.key, table.relation, add=((pa.field("c", kind), pa.scalar(value, kind)),))
     return alter.alter(
-        JsonTransactions(), table, change, {"pubsub.attributes": "{}"}, Commit("app", Lsn(3), Lsn(3), before=Lsn(3))
+        JsonTransactions(), table, change, {"pubsub.attributes": "{}"}, Commit("app", Lsn(3), Lsn(3), previous=Lsn(3))
     )
 
 
 def rename_column(table: TargetTable) -> TargetTable:
     change = Alteration(table.key, table.relation, rename={"n": "m"})
-    return alter.alter(JsonTransactions(), table, change, {}, Commit("app", Lsn(3), Lsn(3), before=Lsn(3)))
+    return alter.alter(JsonTransactions(), table, change, {}, Commit("app", Lsn(3), Lsn(3), previous=Lsn(3)))
 
 
 def copy_anew(table: TargetTable) -> TargetTable:
@@ -185,7 +185,7 @@ def test_fields_of_other_writers_on_a_file_are_kept(tmp_path: Path) -> None:
     for number, keys in ((2, [2]), (3, [1, 3])):
         written = TableLog(table.path, JsonTransactions())
         staged = DirectStaged(table, written, [], pa.table({"id": keys}), None, False, 1)
-        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1)))
+        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), previous=Lsn(number - 1)))
         committed = written.actions(number) or []
         files = [what for action in committed for kind, what in action.items() if kind in ("add", "remove")]
         assert len(files) == 4 - number

@@ -64,7 +64,7 @@ def commit(table: TargetTable, before: int, lsn: int, **changes: Any) -> None:
     """As the pipeline does it: what is not committed is discarded."""
     one = staged(table, **changes)
     try:
-        arrow_writer.commit(one, Commit("app", Lsn(lsn), Lsn(lsn), before=Lsn(before) or None))
+        arrow_writer.commit(one, Commit("app", Lsn(lsn), Lsn(lsn), previous=Lsn(before) or None))
     finally:
         arrow_writer.discard(one)
 
@@ -105,7 +105,7 @@ def batch(table: TargetTable, transactions: JsonTransactions) -> None:
 def alteration(table: TargetTable, transactions: JsonTransactions) -> None:
     kind = pa.int64()
     change = Alteration(("id",), "public.t", add=((pa.field("c", kind), pa.scalar(7, kind)),))
-    alter.alter(transactions, table, change, {}, Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
+    alter.alter(transactions, table, change, {}, Commit("app", Lsn(2), Lsn(2), previous=Lsn(1)))
 
 
 def merge(table: TargetTable, transactions: JsonTransactions) -> None:

@@ -155,4 +155,4 @@ def test_a_data_file_that_was_removed(tmp_path: Path) -> None:
     keys = pa.table({"id": pa.array([1], pa.int64())})
     staged = DirectStaged(t.table, t.log, [], keys, None, False, 1)
     with pytest.raises(DataCorrupted, match="does not exist"):
-        arrow_writer.commit(staged, Commit("app", Lsn(50), Lsn(60), before=Lsn(1)))
+        arrow_writer.commit(staged, Commit("app", Lsn(50), Lsn(60), previous=Lsn(1)))

@@ -64,7 +64,7 @@ class Table:
         for op, numbers in parts:
             sink.add(fold(self.changes(op, numbers), ["k"], full=False))
         staged = sink.finish()
-        record = Commit("app", Lsn(self.lsn + 1), Lsn(self.lsn + 1), before=Lsn(self.lsn) if self.lsn else None)
+        record = Commit("app", Lsn(self.lsn + 1), Lsn(self.lsn + 1), previous=Lsn(self.lsn) if self.lsn else None)
         try:
             self.stage.look(staged, record)
             arrow_writer.commit(staged, record)
@@ -142,7 +142,7 @@ def test_a_table_that_only_spark_reads_is_not_looked_at(tmp_path: Path, monkeypa
     table.send((INSERT, range(10)))
     by_spark = TableWriters(tmp_path / "other", table.transactions, direct=False)
     staged = by_spark.write(table.target, fold(table.changes(INSERT, [5]), ["k"], full=False), replace_all=False)
-    record = Commit("app", Lsn(2), Lsn(2), before=Lsn(1))
+    record = Commit("app", Lsn(2), Lsn(2), previous=Lsn(1))
     with pytest.raises(NotAsExpected):
         by_spark.look(staged, record)
 

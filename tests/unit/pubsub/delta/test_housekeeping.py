@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,14 +30,13 @@ from pubsub.delta.housekeeping.retention import FILES, LOG, changed, follow_sett
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.housekeeping.upkeep import Upkeep
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.add_file import AddFile
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Listed, Operation, Retention
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
-from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import DailyWindow
 from tests.support.json_transactions import JsonTransactions
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])
@@ -123,7 +121,7 @@ class Table:
         keys = pa.table({"id": pa.array(deleted, pa.int64())})
         staged = DirectStaged(self.target, log, files, keys if len(keys) else None, None, False, 1)
         self.lsn += 1
-        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), before=Lsn(self.lsn - 1) or None))
+        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), previous=Lsn(self.lsn - 1) or None))
 
     def rewrite(
         self, choose: Callable[[Sequence[AddFile]], Sequence[AddFile]] = list, between: Callable[[], object] = int
@@ -644,33 +642,3 @@ def test_the_listing_of_a_partitioned_table(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert {one.path for one in inventory.list_files(tmp_path)} == {"a.parquet", "p=1/b.parquet", "_q=2/c.parquet"}
-
-
-# the window
-
-
-def wait(window: str, at: str) -> float:
-    hour, minute = map(int, at.split(":"))
-    return DailyWindow.parse(window).wait(datetime(2026, 5, 4, hour, minute, tzinfo=UTC)) / 3600
-
-
-def test_a_window_of_the_day() -> None:
-    assert [wait("01:00-04:00", at) for at in ("00:00", "01:00", "03:59", "04:00", "23:00")] == [1, 0, 0, 21, 2]
-
-
-def test_a_window_across_midnight() -> None:
-    assert [wait("22:00-04:00", at) for at in ("21:00", "22:00", "00:00", "03:59", "04:00")] == [1, 0, 0, 0, 18]
-
-
-def test_the_whole_day() -> None:
-    for text in ("", "00:00-24:00", "05:00-05:00"):
-        assert str(DailyWindow.parse(text)) == ""
-        assert wait(text, "12:34") == 0
-    assert str(DailyWindow.parse("22:00-4:00")) == "22:00-04:00"
-
-
-@pytest.mark.parametrize("text", ["always", "22-4", "25:00-03:00", "22:60-23:00", "22:00", "22:00-04:00-05:00"])
-def test_what_is_no_window(text: str) -> None:
-    with pytest.raises(PubsubError) as raised:
-        DailyWindow.parse(text)
-    assert raised.value.hint == 'Write it as in "22:00-04:00".'

@@ -63,7 +63,7 @@ class Table:
         )
         self.lsn += 1
         before = Lsn(self.lsn - 1) or None
-        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), before=before))
+        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), previous=before))
 
     def remove(self, path: str) -> None:
         """Remove a data file from the table, as another engine might."""

@@ -147,7 +147,7 @@ def test_keys_are_sought_only_in_their_partitions(tmp_path: Path, monkeypatch: p
     added: Any = data_files.write(laid, [pa.table({"id": [1], "p": ["d"], "v": ["Y"]}, schema=table.schema)])
     keys = pa.table({"id": pa.array([1], pa.int64()), "p": ["b"]})
     arrow_writer.commit(
-        DirectStaged(laid, log, added, keys, None, False, 1), Commit("app", Lsn(2), Lsn(2), before=Lsn(1))
+        DirectStaged(laid, log, added, keys, None, False, 1), Commit("app", Lsn(2), Lsn(2), previous=Lsn(1))
     )
     assert [path.split("/")[0] for path in read] == ["p=b"]
     found = pa.concat_tables(file_rows.live_rows(log, list(log.files.values()), table)).to_pylist()
@@ -171,7 +171,7 @@ def test_files_are_merged_within_their_partition(tmp_path: Path) -> None:
         added: Any = data_files.write(laid, [pa.table({"id": [number], "p": [number % 2]}, schema=table.schema)])
         staged = DirectStaged(laid, log, added, None, None, False, 1)
         before = Lsn(number - 1) if number > 1 else None
-        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), before=before))
+        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), previous=before))
         rewrite(log, lambda: table, lambda files: files if len(files) >= 3 else [])
     merged = {file.partition["p"]: file.rows for file in log.files.values() if file.rows and file.rows > 1}
     assert merged == {"1": 3}

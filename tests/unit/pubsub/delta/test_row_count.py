@@ -35,7 +35,7 @@ def test_rows_of_files_less_those_deleted_by_vectors(tmp_path: Path) -> None:
     staged = arrow_writer.DirectStaged(
         table, log, [], pa.table({"id": [3, 5, 500]}, pa.schema([SCHEMA.field("id")])), None, False, 3
     )
-    arrow_writer.commit(staged, Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
+    arrow_writer.commit(staged, Commit("app", Lsn(2), Lsn(2), previous=Lsn(1)))
     assert count_rows(table.path) == rows_in_log(log) == 98
 
 

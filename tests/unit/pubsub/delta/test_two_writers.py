@@ -182,12 +182,12 @@ def test_an_alteration_of_another_daemon(table: TargetTable) -> None:
     kind = pa.int64()
     change = Alteration((), "public.t", add=((pa.field("c", kind), pa.scalar(7, kind)),))
     with pytest.raises(Overtaken):
-        alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=a.version or None))
-    altered = alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=Lsn(20)))
+        alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), previous=a.version or None))
+    altered = alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), previous=Lsn(20)))
     assert altered.schema.names == ["id", "c"]
     # The same again, by one that has not seen it: nothing of the rows has changed.
     with pytest.raises(Overtaken) as refused:
-        alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=Lsn(20)))
+        alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), previous=Lsn(20)))
     assert refused.value.detail == "Its columns were altered."
     assert [field.name for field in DeltaTable(table.path).schema().fields] == ["id", "c"]
     no_orphans(table)

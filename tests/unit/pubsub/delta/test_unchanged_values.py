@@ -100,7 +100,7 @@ def test_an_update_of_every_row_holds_a_few_pieces(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(data_files, "_FILE_BYTES", 16 << 20)
     staged = unchanged(table, log, np.random.default_rng(1).permutation(ROWS + 10))
     with peak_of_arrow() as peak:
-        arrow_writer.commit(staged, Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
+        arrow_writer.commit(staged, Commit("app", Lsn(2), Lsn(2), previous=Lsn(1)))
     assert peak.nbytes < 16 * PIECE, f"{peak.nbytes / PIECE:.1f} MB"
     assert len(log.files) == 4
     (row,) = found(table, "count(*) AS c, count(DISTINCT id) AS d, min(n) AS n, sum(CAST(left(t, 8) AS INT) - id) AS x")
@@ -120,7 +120,7 @@ def test_an_update_of_a_few_rows_reads_their_row_groups_alone(tmp_path: Path, mo
         return named(batch, *rest)
 
     monkeypatch.setattr(file_rows, "_named", counted)
-    arrow_writer.commit(unchanged(table, log, [3, 998]), Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
+    arrow_writer.commit(unchanged(table, log, [3, 998]), Commit("app", Lsn(2), Lsn(2), previous=Lsn(1)))
     assert 2 <= sum(read) <= 320
     assert sorted(row["id"] for row in found(table, "id, n") if row["n"]) == [3, 998]
 

@@ -131,15 +131,15 @@ def test_events_are_kept_without_tracebacks_and_one_that_repeats_drives_out_no_o
     recent = RecentEvents(3)
     logs.configure(logging.DEBUG, recent=recent)
     try:
-        log = structlog.get_logger()
-        log.info("a", subscription="s", secret="hunter2")
+        logger = structlog.get_logger()
+        logger.info("a", subscription="s", secret="hunter2")
         for _ in range(100):
             try:
                 raise ValueError("hunter2")
             except ValueError:
-                log.exception("b", reason="r", relation=HOSTILE[0])
-        log.debug("c")
-        log.warning("d", reason="x" * 10_000)
+                logger.exception("b", reason="r", relation=HOSTILE[0])
+        logger.debug("c")
+        logger.warning("d", reason="x" * 10_000)
     finally:
         structlog.configure(**before)
     found = recent.newest()
