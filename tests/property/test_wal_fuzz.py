@@ -8,7 +8,7 @@ import struct
 from contextlib import suppress
 from types import SimpleNamespace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
@@ -231,6 +231,7 @@ def contents(tracker: CatalogTracker) -> object:
     st.integers(0, 12),
     st.booleans(),
 )
+@example((9, *MULTI_INSERTS[0]), [(2, 28)], 12, False)  # rows of a number that is none
 def test_fast_catalog_changes_agree_with_the_general_decoder(
     kind: tuple[int, int, bytes], changes: list[tuple[int, int]], cut: int, whole: bool
 ) -> None:

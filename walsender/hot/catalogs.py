@@ -440,7 +440,7 @@ class Catalogs:
             return LEFT
         count: i64 = _u16(buffer, head + 2)
         listed = info & XLOG_HEAP_INIT_PAGE == 0
-        if listed and size < 4 + 2 * count:
+        if count == 0 or (listed and size < 4 + 2 * count):
             return LEFT
         rows: list[bytes] = []
         number: i64 = 0
