@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -148,7 +149,11 @@ def test_a_jvm_that_hangs_before_its_gateway_is_open_is_killed(tmp_path: Path, m
     spark = Spark(tmp_path)
     starting = threading.Thread(target=start)
     starting.start()
-    with spark.killed_if_hung(0.5):
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline, "Java was not started"
+        time.sleep(0.01)
+    with spark.killed_if_hung(0.1):
         starting.join(300)
     assert failed == ["Spark did not start"]
     with suppress(psutil.NoSuchProcess):
