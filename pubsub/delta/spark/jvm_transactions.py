@@ -53,8 +53,14 @@ T = TypeVar("T")
 # They have no class in common but PySparkException.
 CONFLICTS: Final = tuple(getattr(delta.exceptions, name) for name in delta.exceptions.__all__)
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
-# With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
-_LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
+# Of VACUUM: its jobs have a few hundred rows each, which take less time than code for them takes to be compiled.
+_SMALL_JOBS: Final = {
+    # With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
 _WRITE_CHECKSUM: Final = "spark.databricks.delta.writeChecksumFile.enabled"
 # Delta's name for the refusal of LITE since the log lacks commits.
 _LITE_REFUSED: Final = "DELTA_CANNOT_VACUUM_LITE"
@@ -212,7 +218,8 @@ class DeltaTransactions:
 
     def _quiet_session(self) -> SparkSession:
         own = self.session.newSession()
-        own.conf.set(_LOG_VACUUM, "false")
+        for name, value in _SMALL_JOBS.items():
+            own.conf.set(name, value)
         return own
 
     def _vacuum_of(self, own: SparkSession, path: str, inventory: Any) -> None:
