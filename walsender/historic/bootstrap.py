@@ -9,15 +9,19 @@ No session is stopped.  Between the redo position R and the position E that was 
 
 and a transaction's fate at R:
 
-  it has a record in [R, E], or is named in one    in progress at R (or not begun)
+  it has a record in [R, E], or one names it as     in progress at R (or not begun)
+  its subtransaction, or as the one that it ends
   else                                             as the hint bits say, or as the server said before E
+
+A list of running transactions does not tell: one that waits for a synchronous standby is on it after its commit.  The
+server says of it "in progress", too, but its commit is in pg_xact, whose pages are on disk since the checkpoint.
 
 From R on the tracker follows the WAL.  `WindowScan` takes the records of [R, E]; `CatalogBootstrap` makes the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,13 +48,13 @@ from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
 from walsender.xlog.record import Record
-from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
+from walsender.xlog.xact import parse_end, parse_prepare
 
 _FIRST_NORMAL_XID: Final = 3
 _EMPTY: Final = b""
 _IRRELEVANT: Final = bytes(
     kind in {Rmgr.XLOG << 4 | f.XLOG_FPI >> 4, Rmgr.XLOG << 4 | f.XLOG_FPI_FOR_HINT >> 4}
-    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
+    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
     for kind in range(4096)
 )
 """Kinds of records of which `WindowScan` reads only the transaction and the blocks."""
@@ -80,7 +84,10 @@ class WindowScan:
         self._oids = {file.oid for file in files}
         self.pages: dict[tuple[int, int], _Page] = {}
         self.seen: set[int] = set()
-        """Every transaction that has a record or is named in one."""
+        """Every transaction that has a record or is named in one, but in a list of running ones."""
+        self._prepared: set[int] = set()
+        self._finished: set[int] = set()
+        """Transactions that were prepared in the window, and prepared ones that ended there."""
         self._skim = Skim(_IRRELEVANT, self._files.keys(), self.seen)
         self._creator = 0
         """The transaction that created the database, if that was in the window: it logs the catalogs whole
@@ -101,10 +108,6 @@ class WindowScan:
             self._level(record)
         if record.rmgr == Rmgr.XACT:
             self._transaction(record, wal_format)
-        elif record.rmgr == Rmgr.STANDBY:
-            running = parse_running_xacts(record)
-            if running is not None:
-                self.seen.update(running.xids)
         elif record.rmgr == Rmgr.DBASE and record.info & 0xF0 == f.XLOG_DBASE_CREATE_WAL_LOG:
             if int.from_bytes(record.main[:4], "little") == self._database:
                 self._creator = record.xid
@@ -182,8 +185,14 @@ class WindowScan:
             self.seen.update(end.subxids)
             if end.twophase_xid:
                 self.seen.add(end.twophase_xid)
+                self._finished.add(end.twophase_xid)
         elif operation == f.XLOG_XACT_PREPARE:
             self.seen.update(parse_prepare(record).subxids)
+            self._prepared.add(record.xid)
+
+    def prepared_before(self, at_end: Set[int]) -> set[int]:
+        """Return the transactions that were prepared at R.  `at_end`: those that the server said are prepared, before E."""
+        return {*at_end, *self._finished} - self._prepared
 
 
 class CatalogBootstrap:

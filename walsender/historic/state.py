@@ -16,7 +16,7 @@ import json
 import struct
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +27,11 @@ from pubsub.reorderbuffer import files
 from walsender import checked_files
 from walsender.historic.catalog_layouts import DEFINITIONS, CatalogAttribute, CatalogLayout
 from walsender.historic.encodings import python_encoding
-from walsender.historic.tracker import CatalogTracker
+from walsender.historic.tracker import CatalogTracker, Prepared
 from walsender.historic.upstream import Builtins, CatalogFile, Upstream
 from walsender.hot.catalogs import NOBODY, CatalogTable
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _WHOLE: Final = ".catalogs"
 _SAME: Final = ".same"
 _LENGTHS: Final = struct.Struct("<QI")
@@ -54,7 +54,8 @@ class DatabaseFacts:
 class CatalogState:
     """The catalogs of a database at `position`: before the record that begins there.
 
-    `tables`: by file number.  `aborted`: transactions known to have been rolled back before.
+    `tables`: by file number.  `aborted`: transactions known to have been rolled back before; `prepared`: those that were
+    prepared before and had not ended.
     """
 
     position: int
@@ -63,11 +64,14 @@ class CatalogState:
     tables: dict[int, CatalogTable]
     pending: Pending
     aborted: list[int]
+    prepared: Prepared = field(default_factory=dict)
 
     def tracker(self, in_progress: Callable[[int], bool]) -> CatalogTracker:
         """Return what follows the catalogs from here on; it uses these tables."""
         oids = {file.name: file.oid for file in self.files}
-        tracker = CatalogTracker(self.facts.server.database, self.tables, oids, in_progress, self.aborted)
+        tracker = CatalogTracker(
+            self.facts.server.database, self.tables, oids, in_progress, self.aborted, self.prepared
+        )
         for xid, changes in self.pending.items():
             for table, tid, inserted in changes:
                 tracker.remember(xid, table, tid, inserted)
@@ -248,6 +252,7 @@ def _pack(tracker: CatalogTracker, position: int, like: CatalogState) -> bytes:
             for xid, changes in tracker.catalogs.touched.items()
         ],
         "aborted": tracker.aborted(),
+        "prepared": [[xid, subxids] for xid, subxids in tracker.prepared.items()],
         "position": position,
     }
     head = json.dumps(description).encode()
@@ -289,7 +294,11 @@ def _unpack(data: bytes, position: int) -> CatalogState:
         int(xid): [(tables[number], int(tid), bool(inserted)) for number, tid, inserted in changes]
         for xid, changes in description["pending"]
     }
-    return CatalogState(position, DatabaseFacts(server, builtins), found, tables, pending, list(description["aborted"]))
+    prepared: Prepared = {
+        int(xid): None if subxids is None else tuple(map(int, subxids)) for xid, subxids in description["prepared"]
+    }
+    facts = DatabaseFacts(server, builtins)
+    return CatalogState(position, facts, found, tables, pending, list(description["aborted"]), prepared)
 
 
 def _numbers(code: str, data: bytes, at: int, count: int) -> tuple[Iterable[int], int]:

@@ -38,6 +38,10 @@ from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
+from walsender.xlog.xact import RunningXacts
+
+Prepared = dict[int, tuple[int, ...] | None]
+"""Prepared transactions, each with its subtransactions; None: they are not known."""
 
 ChangedKey = tuple[str, int]
 """A catalog and the oid that its changed rows belong to, such as a relation's or a type's; 0: it can be any."""
@@ -63,8 +67,9 @@ class CatalogDiverged(DataCorrupted):
 class CatalogTracker:
     """The catalogs from a starting position on.
 
-    `tables`: the catalogs at that position, by file number.  `oids`: the catalogs' own oids.  `in_progress` says
-    whether a transaction has not ended yet.  `aborted`: transactions known to have been rolled back before the starting position.
+    `tables`: the catalogs at that position, by file number.  `oids`: the catalogs' own oids.  `in_progress` says whether a
+    transaction that has written since has not ended yet.  `aborted`: transactions known to have been rolled back before the
+    starting position; `prepared`: those that were prepared before it and had not ended.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class CatalogTracker:
         oids: dict[CatalogName, int],
         in_progress: Callable[[int], bool],
         aborted: Iterable[int] = (),
+        prepared: Prepared | None = None,
     ) -> None:
         self._database = database
         self.identity = object()
@@ -90,6 +96,8 @@ class CatalogTracker:
         self._rewritten: dict[int, dict[str, CatalogTable]] = {}
         # Transactions that changed a catalog and were rolled back: rows may have their xids without a hint bit.
         self._aborted: dict[int, None] = dict.fromkeys(aborted)
+        self.prepared: Prepared = dict(prepared or {})
+        """The transactions of all databases that are prepared now.  They are saved with the catalogs, whose changes they count as."""
 
     @property
     def settled(self) -> bool:
@@ -342,6 +350,36 @@ class CatalogTracker:
             self._aborted[xid] = None
             if len(self._aborted) > _REMEMBERED:
                 del self._aborted[next(iter(self._aborted))]
+
+    def prepare(self, xid: int, subxids: tuple[int, ...]) -> None:
+        """Note that a transaction is prepared now."""
+        self.prepared[xid] = subxids
+        self.catalogs.changes += 1
+
+    def finish_prepared(self, xid: int) -> None:
+        """Note that a transaction, if it was prepared, has ended."""
+        if xid in self.prepared:
+            del self.prepared[xid]
+            self.catalogs.changes += 1
+
+    def server_ended(self) -> None:
+        """Undo the changes of transactions that a shutdown or a crash of the server has ended: all but prepared ones.
+
+        Of a crash no record tells whom it ended, and the rows may be gone from their pages before the next list of running
+        transactions comes.
+        """
+        kept = {*self.prepared, *(xid for subxids in self.prepared.values() for xid in subxids or ())}
+        # A subtransaction of one that was prepared before the starting position has written nothing since.
+        unsure = None in self.prepared.values()
+        touched = self.catalogs.touched
+        self.abort([xid for xid in touched if xid not in kept and not (unsure and not self._in_progress(xid))])
+
+    def running(self, running: RunningXacts) -> None:
+        """Undo the changes of transactions that have ended, by a list of running ones, although no record told it."""
+        for xid in self.prepared.keys() - running.xids:
+            # Its COMMIT PREPARED waited for a synchronous standby when the starting position was read.
+            self.finish_prepared(xid)
+        self.abort(running.ended(self.catalogs.touched))
 
     def _rewrites_ended(self, xids: Iterable[int]) -> list[int]:
         """End the transactions' rewrites; return the files into which they rewrote catalogs."""
