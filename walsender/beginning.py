@@ -5,6 +5,8 @@ checkpoint ► the catalogs' files ► the WAL from the redo position to now ►
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.publisher.connection import Connection
 from walsender.historic import upstream
@@ -67,6 +69,7 @@ async def read_catalogs(
         )
     tables, pending = bootstrap.tables(scan, status)
     aborted = [xid for xid, said in status.items() if said == "aborted" and xid not in scan.seen]
-    facts = DatabaseFacts(server, await upstream.builtins(connection))
+    at_start = replace(server, tablespace=[*scan.spaces, server.tablespace][0])
+    facts = DatabaseFacts(at_start, await upstream.builtins(connection))
     at_redo: Prepared = dict.fromkeys(scan.prepared_before(prepared))
     return CatalogState(redo, facts, files, tables, pending, aborted, at_redo)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pubsub.protocol.lsn import Lsn
+from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
@@ -285,3 +288,147 @@ def test_slots_over_restarts_of_both_servers(tmp_path: Path) -> None:
             compare("COMMIT PREPARED 'x'", "COMMIT PREPARED 'z'", "VACUUM", "INSERT INTO kept VALUES (9)")
         finally:
             publish.terminate()
+
+
+def reset_oid(server: EmbeddedPostgres, oid: int) -> None:
+    """Have the server give the oid `oid` next, as after its counter has wrapped around."""
+    server.stop()
+    account = binaries.account()
+    subprocess.run(
+        [str(server.bin("pg_resetwal")), "-o", str(oid), str(server.data_dir)],
+        check=True,
+        capture_output=True,
+        user=account.uid,
+        group=account.gid,
+        extra_groups=[] if account.uid is not None else None,
+    )
+    server.start()
+
+
+def filenode(connection: psycopg.Connection, table: str) -> int:
+    row = connection.execute(f"SELECT pg_relation_filenode('{table}')".encode()).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def test_files_with_the_number_of_others() -> None:
+    """Numbers of files are unique only within a tablespace; temporary tables have files of their own."""
+    with EmbeddedPostgres("18", settings=SETTINGS) as server:
+        setup = server.connect()
+        setup.execute(TABLE.encode())
+        setup.execute("CREATE TABLESPACE other LOCATION ''")
+        setup.execute("CREATE TABLE a (id int PRIMARY KEY, b text); CREATE TABLE c (id int PRIMARY KEY)")
+        setup.execute("TRUNCATE a")
+        for _ in range(9):
+            setup.execute("CREATE TABLE filler (id int); DROP TABLE filler")
+        setup.execute("TRUNCATE t")
+        number, temporary = filenode(setup, "a"), filenode(setup, "t")
+        setup.close()
+        reset_oid(server, number)
+        server.execute("CREATE TABLE same (x int, y int, z text) TABLESPACE other")
+        with server.connect() as one:
+            assert filenode(one, "same") == number
+        # The first temporary table of a session makes two schemas.
+        reset_oid(server, temporary - 2)
+        with server.connect() as session:
+            session.execute("CREATE TEMP TABLE hides (q int, r int) ON COMMIT DELETE ROWS")
+            assert filenode(session, "hides") == temporary
+            create_slot(server, "postgres", "compare", "pgoutput")
+            with Decoding(server, "postgres") as decoding, Decoding(server, "postgres", interpreted=True) as other:
+                decoding.wait_consistent()
+                other.wait_consistent()
+                session.execute("BEGIN; INSERT INTO hides VALUES (1, 2); INSERT INTO t VALUES (1, 'one'); COMMIT")
+                server.execute("INSERT INTO a VALUES (2, 'two'); INSERT INTO same VALUES (3, 3, 'three')")
+                server.execute("INSERT INTO same VALUES (4, 4, 'four'); INSERT INTO a VALUES (5, 'five')")
+                # The same in a transaction that has changed the catalogs, and with several rows in a record.
+                server.execute(
+                    "ALTER TABLE c ADD d int; INSERT INTO same VALUES (6, 6, 'six'); INSERT INTO a VALUES (7)"
+                )
+                with server.connect() as one, one.cursor() as cursor:
+                    with cursor.copy("COPY same FROM STDIN") as copy:
+                        copy.write("8\t8\teight\n9\t9\tnine\n")
+                    with cursor.copy("COPY a FROM STDIN") as copy:
+                        copy.write("10\tten\n11\televen\n")
+                server.execute("UPDATE a SET b = 'x' WHERE id = 2; DELETE FROM a WHERE id = 5; TRUNCATE same")
+                server.execute(
+                    "ALTER TABLE a SET TABLESPACE other; INSERT INTO a VALUES (12); INSERT INTO same VALUES (13)"
+                )
+                server.execute("ALTER TABLE same SET TABLESPACE pg_default; INSERT INTO same VALUES (14)")
+                end = flush_lsn(server)
+                decoding.wait_for(end)
+                other.wait_for(end)
+                ours = decoding.stop()
+                interpreted = other.stop()
+        rows = inserted(ours)
+        assert sorted(map(int, rows)) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+        assert differences(ours, slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)) == ""
+        assert differences(interpreted, ours) == ""
+
+
+def test_a_database_that_moves_to_another_tablespace() -> None:
+    """All files of its default tablespace, catalogs among them, go on elsewhere with the numbers that they have.
+
+    Nobody may be connected to the database then: only a decoding of WAL from before sees it.
+    """
+    with EmbeddedPostgres("18", settings=SETTINGS) as server:
+        server.execute("CREATE TABLESPACE other LOCATION ''")
+        server.create_database("moves")
+        server.execute(TABLE, "moves")
+        start = insert_lsn(server)
+        server.execute("CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (0)", "moves")
+        server.execute("INSERT INTO t VALUES (1)", "moves")
+        server.execute("INSERT INTO u VALUES (2); ALTER TABLE u ADD c int", "moves")
+        server.execute("ALTER DATABASE moves SET TABLESPACE other")
+        server.execute("INSERT INTO t VALUES (3); ALTER TABLE t ADD c int", "moves")
+        server.execute("INSERT INTO t VALUES (4, '', 3); CREATE TABLE v (id int); INSERT INTO v VALUES (5)", "moves")
+        server.execute("CREATE TABLE w (id int) TABLESPACE pg_default; INSERT INTO w VALUES (6)", "moves")
+        server.execute("VACUUM", "moves")
+        end = flush_lsn(server, "moves")
+        with Decoding(server, "moves", more=["--start", str(Lsn(start)), "--end", str(Lsn(end))]) as decoding:
+            rows = inserted(decoding.finish())
+        assert rows == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_slots_of_a_database_that_moves_to_another_tablespace(tmp_path: Path) -> None:
+    """The decoding process follows it: it is connected to the database only for a moment, when it begins."""
+    with EmbeddedPostgres("18", settings=SETTINGS) as server:
+        server.execute("CREATE TABLESPACE other LOCATION ''")
+        server.create_database("moves")
+        server.execute(TABLE, "moves")
+        publish = Publish(tmp_path / "node", server.conninfo())
+        nobody = "SELECT 1 FROM pg_stat_activity WHERE datname = 'moves'"
+        try:
+            publish.query("SELECT pg_create_logical_replication_slot('s', 'test_decoding')", dbname="moves")
+            rows: list[str] = []
+            for number, space in enumerate(("other", "pg_default", "other")):
+                server.execute(f"INSERT INTO t VALUES ({number}); ALTER TABLE t ADD c{number} int", "moves")
+                wait_until(lambda: not server.query(nobody), "nobody is connected")
+                server.execute(f"ALTER DATABASE moves SET TABLESPACE {space}")
+                server.execute(
+                    f"INSERT INTO t (id, c{number}) VALUES (1{number}, 0); CREATE TABLE u{number} ()", "moves"
+                )
+                server.execute("VACUUM", "moves")
+                if number == 1:
+                    publish.kill()
+                    publish.start()
+                changes = "SELECT data FROM pg_logical_slot_get_changes('s', NULL, NULL, 'skip-empty-xacts', 'on')"
+                found = publish.query(changes, dbname="moves")
+                rows += [row.split("id[integer]:")[1].split()[0] for (row,) in found if "INSERT" in row]
+        finally:
+            publish.terminate()
+        assert rows == ["0", "10", "1", "11", "2", "12"]
+
+
+def test_a_start_before_a_database_was_copied_by_files() -> None:
+    """No record has its catalogs: they are those of its template but where they have changed since."""
+    with EmbeddedPostgres("18", settings=SETTINGS) as server:
+        start = insert_lsn(server)
+        server.execute("CREATE TABLE before (id int)")
+        server.create_database("made", "STRATEGY file_copy")
+        server.execute(TABLE, "made")
+        server.execute("INSERT INTO t VALUES (1); ALTER TABLE t ADD c int; INSERT INTO t VALUES (2, '', 2)", "made")
+        server.execute("CREATE TABLE u (id int); INSERT INTO u VALUES (3)", "made")
+        server.execute("VACUUM", "made")
+        end = flush_lsn(server, "made")
+        with Decoding(server, "made", more=["--start", str(Lsn(start)), "--end", str(Lsn(end))]) as decoding:
+            assert inserted(decoding.finish()) == [b"1", b"2", b"3"]

@@ -38,7 +38,7 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
        has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
-       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c'
+       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c', d.dattablespace
   FROM pg_database d WHERE d.datname = current_database()
 """
 _CATALOGS: Final = """
@@ -111,6 +111,8 @@ class Upstream:
     may_checkpoint: bool
     c_collation: bool
     """The database's default collation compares bytes."""
+    tablespace: int = 1663
+    """The database's default tablespace, at the moment that this is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ async def inspect(connection: Connection) -> Upstream:
         int(str(segment)),
         checkpoint == "t",
         row[13] == "t",
+        int(str(row[14])),
     )
 
 
