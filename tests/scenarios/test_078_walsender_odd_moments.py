@@ -244,6 +244,36 @@ def test_more_subtransactions_than_a_list_of_running_transactions_holds(end: str
         assert rows == [1000, 1001, *range(60)]
 
 
+def test_a_resumed_stream_does_not_send_a_prepare_again() -> None:
+    """What was sent at its PREPARE is only ended after a resumption, there and here."""
+    options = {**OPTIONS, "proto_version": "3", "two_phase": "on"}
+    with EmbeddedPostgres("18", settings=SETTINGS) as server:
+        server.execute(TABLE)
+        create_slot(server, "postgres", "compare", "pgoutput", two_phase=True)
+
+        def decode(*more: str) -> Decoding:
+            return Decoding(server, "postgres", proto_version=3, options=["two_phase=on"], more=more)
+
+        with decode() as decoding:
+            since = decoding.wait_consistent()
+            server.execute("BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION 'x'")
+            server.execute("BEGIN; INSERT INTO t VALUES (3); PREPARE TRANSACTION 'y'")
+            end = flush_lsn(server)
+            decoding.wait_for(end)
+            ours = decoding.stop()
+        assert differences(ours, slot_changes(server, "postgres", "compare", "pgoutput", options)) == ""
+        assert [m.data[:1] for m in ours] == [b"b", b"R", b"I", b"P", b"b", b"I", b"P"]
+        server.restart()
+        server.execute("COMMIT PREPARED 'x'")
+        server.execute("ROLLBACK PREPARED 'y'")
+        more = ["--start", str(Lsn(end)), "--two-phase-at", str(Lsn(since)), "--end", str(Lsn(flush_lsn(server)))]
+        with decode(*more) as decoding:
+            ours = decoding.finish()
+        theirs = slot_changes(server, "postgres", "compare", "pgoutput", options)
+    assert [m.data[:1] for m in theirs] == [b"K", b"r"]
+    assert [(m.lsn, m.data) for m in ours] == [(m.lsn, m.data) for m in theirs]
+
+
 def test_slots_over_restarts_of_both_servers(tmp_path: Path) -> None:
     """Rows of ours are PostgreSQL's own: PREPAREs are not repeated, whoever restarts, and what a crash ends is forgotten."""
     with EmbeddedPostgres("18", settings=SETTINGS, initdb=["--no-data-checksums"]) as server:
