@@ -5,12 +5,15 @@ checkpoint ► the catalogs' files ► the WAL from the redo position to now ►
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.publisher.connection import Connection
 from walsender.historic import upstream
 from walsender.historic.bootstrap import CatalogBootstrap, WindowScan
 from walsender.historic.catalog_layouts import CatalogName
 from walsender.historic.state import CatalogState, DatabaseFacts
+from walsender.historic.tracker import Prepared
 from walsender.historic.upstream import Upstream
 from walsender.source.source import Source
 from walsender.xlog.formats import format_of_version
@@ -41,6 +44,7 @@ async def read_catalogs(
             unknown = bootstrap.undecided(scan) - status.keys()
             if unknown:
                 status |= await upstream.xact_status(connection, unknown)
+            prepared = await upstream.prepared_transactions(connection)
             end = int(await upstream.flushed(connection))
             while reader.position < end and reader.geometry.to_byte_position(
                 reader.position
@@ -56,7 +60,16 @@ async def read_catalogs(
         await source.close()
     if await upstream.catalog_files(connection) != files:
         raise NotInPrerequisiteState("a catalog was written anew while decoding began", hint="Start again.")
+    forgotten = sorted(xid for xid in bootstrap.undecided(scan) if status[xid] is None)
+    if forgotten:
+        raise NotInPrerequisiteState(
+            f"the server no longer knows whether transaction {forgotten[0]} was committed",
+            detail="It changed a catalog before the WAL that is there, and pg_xact was truncated since.",
+            hint="Begin later.",
+        )
     tables, pending = bootstrap.tables(scan, status)
-    aborted = [xid for xid, said in status.items() if said == "aborted"]
-    facts = DatabaseFacts(server, await upstream.builtins(connection))
-    return CatalogState(redo, facts, files, tables, pending, aborted)
+    aborted = [xid for xid, said in status.items() if said == "aborted" and xid not in scan.seen]
+    at_start = replace(server, tablespace=[*scan.spaces, server.tablespace][0])
+    facts = DatabaseFacts(at_start, await upstream.builtins(connection))
+    at_redo: Prepared = dict.fromkeys(scan.prepared_before(prepared))
+    return CatalogState(redo, facts, files, tables, pending, aborted, at_redo)

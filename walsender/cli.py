@@ -126,11 +126,14 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         options[name] = value
     start = int(Lsn.parse(parsed.start)) if parsed.start else 0
     end = int(Lsn.parse(parsed.end)) if parsed.end else 0
+    two_phase_at = int(Lsn.parse(parsed.two_phase_at)) if parsed.two_phase_at else None
     if end and end < start:
         raise PubsubError(f"the end {Lsn(end)} lies before the start {Lsn(start)}", sqlstate="22023")
     return DecodeRequest(
         _conninfo(parsed),
-        PluginRequest(parsed.plugin, options, start, missing_is_error=parsed.missing_publication == "error"),
+        PluginRequest(
+            parsed.plugin, options, start, two_phase_at, missing_is_error=parsed.missing_publication == "error"
+        ),
         Path(),
         end,
         parsed.wal,
@@ -201,6 +204,8 @@ server:
 start:
   Without --start decoding begins at the first consistent point from now on; standard error says "consistent point LSN".
   With --start it begins there, from a checkpoint before it; the server, --wal or a physical --slot must have the WAL.
+  Whoever goes on with a stream of prepared transactions says in --two-phase-at where it had begun: at the consistent point or
+  the --start of the first command.
 
 end:
   Without --end the WAL is followed until SIGINT, SIGTERM or SIGHUP.  With --end it ends by itself, exit code 0.
@@ -248,6 +253,12 @@ def _parser() -> argparse.ArgumentParser:
     decode.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the plugin")
     decode.add_argument(
         "--start", metavar="LSN", help="where to begin: what was committed before is left out; now if not given"
+    )
+    decode.add_argument(
+        "--two-phase-at",
+        metavar="LSN",
+        help="send transactions at their PREPARE, as from this LSN on before: those that were prepared between it and --start are "
+        "not sent again with their COMMIT PREPARED; --start if not given",
     )
     decode.add_argument(
         "--end",

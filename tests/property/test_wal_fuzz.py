@@ -21,7 +21,7 @@ from walsender.historic.heappage import tuple_at, tuples_of
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import changes_tuples, operations, places
 from walsender.hot.catalogs import RELATION, Catalogs, CatalogTable
-from walsender.hot.walk import Skim, Walk
+from walsender.hot.walk import Skim, Walk, file_key
 from walsender.plugins.encoder import compiled_encoder, interpreted_encoder
 from walsender.rowfilter.nodetree import read_nodes
 from walsender.types import registry
@@ -137,7 +137,7 @@ def test_the_fast_walk_agrees_with_the_general_decoder(
     txn.parts = [Part(None, txn)]
     reader = WalReader(GEOMETRY, wal.start)
     relation = SimpleNamespace(code=2 * 3 + is_toast)
-    by_file = dict.fromkeys((16400, 1259), relation)
+    by_file = dict.fromkeys((file_key(1663, 16400), file_key(1663, 1259)), relation)
     none = Catalogs({}, set())
     reader.walk = Walk(5, bytes(4096), {7: txn}, by_file, set(), none, Txn, lambda *_: None, 1 << 20, True)
     reader.feed(wal.start, bytes(wal.data))
@@ -211,7 +211,7 @@ def catalog() -> CatalogTracker:
     table = CatalogTable(CatalogLayout(CATALOG, ATTRIBUTES, "utf-8", invalidates=RELATION))
     for number in range(1, 5):
         table.insert(number, row(struct.pack("<III", 100 + number, number, 0), 3), 7 * (number & 1))
-    return CatalogTracker(5, {1259: table}, {"pg_class": 1259}, lambda xid: True)
+    return CatalogTracker(5, 1663, {file_key(1663, 1259): table}, {"pg_class": 1259}, lambda xid: True)
 
 
 def contents(tracker: CatalogTracker) -> object:

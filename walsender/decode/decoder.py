@@ -348,7 +348,8 @@ class Decoder:
     def _xlog(self, record: Record) -> None:
         kind = record.info & 0xF0
         if kind == f.XLOG_CHECKPOINT_SHUTDOWN or kind == f.XLOG_END_OF_RECOVERY:
-            self.builder.shutdown(record.lsn, [txn.xid for txn in self.transactions.all() if txn.prepared])
+            self.tracker.server_ended()
+            self.builder.shutdown(record.lsn, self.tracker.prepared)
             self._announce()
         elif kind == f.XLOG_CHECKPOINT_ONLINE:
             redo = int.from_bytes(record.main[:8], "little")
@@ -372,6 +373,7 @@ class Decoder:
         if running is None:
             return
         self.on_list(record.lsn)
+        self.tracker.running(running)
         self.builder.running(record.lsn, running)
         self._announce()
         self._remember(record.lsn, frozenset(running.xids))
@@ -380,7 +382,7 @@ class Decoder:
         for txn in self.transactions.all():
             # Abort what a crash left behind (ReorderBufferAbortOld); prepared transactions count as running.
             if (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
-                self._abort(txn, record.lsn, 0)
+                self._abort(txn, record.lsn)
         if not any(output.waits for output in self.outputs):
             self.registry.release(self.transactions.oldest_lsn() or record.lsn)
 
@@ -449,6 +451,7 @@ class Decoder:
 
     def _commit(self, record: Record, end: XactEnd) -> None:
         xid, lsn = end.twophase_xid or record.xid, record.lsn
+        self.tracker.finish_prepared(xid)
         txn = self.transactions.by_xid.get(xid)
         for subxid in end.subxids:
             if txn is not None and subxid not in txn.xids and subxid in self.transactions.by_xid:
@@ -575,10 +578,10 @@ class Decoder:
         Follows decode.c: DecodePrepare.
         """
         prepared = parse_prepare(record)
+        self.tracker.prepare(record.xid, prepared.subxids)
         txn = self.transactions.by_xid.get(record.xid)
         if txn is None:
             return
-        txn.prepared = True
         parts = [part for part in txn.parts if part.assembly.rules.prepares(prepared.gid)]
         if not parts:
             return
@@ -640,6 +643,7 @@ class Decoder:
 
     def _rollback(self, record: Record, end: XactEnd) -> None:
         xid, lsn = end.twophase_xid or record.xid, record.lsn
+        self.tracker.finish_prepared(xid)
         txn = self.transactions.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
         other = end.database != 0 and end.database != self._database
@@ -675,12 +679,13 @@ class Decoder:
         self.builder.ended(lsn, (xid, *end.subxids))
         self._announce()
 
-    def _abort(self, txn: Txn, lsn: int, time: int) -> None:
+    def _abort(self, txn: Txn, lsn: int) -> None:
+        """Forget a transaction whose end has no record, so that its Stream Abort has neither LSN nor time."""
         self.tracker.abort((txn.xid, *txn.subxids))
         for part in txn.parts:
             if part.streamed:
                 for output in part.assembly.outputs_of(txn):
-                    output.stream_abort(part, txn.xid, lsn, time)
+                    output.stream_abort(part, txn.xid, 0, 0)
         self._end(txn, lsn)
 
     def _end(self, txn: Txn, lsn: int) -> None:

@@ -19,9 +19,10 @@ from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
 from walsender.decode.transactions import Part, Txn
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import logs_rows
+from walsender.hot.walk import file_key
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
-from walsender.xlog.record import Record
+from walsender.xlog.record import Record, RelFileLocator
 
 _U16: Final = Struct("<H")
 _INSERT: Final = Struct("<HB")
@@ -83,7 +84,7 @@ class HeapDecoder:
         parts = self._parts(txn, record.origin)
         if not parts:
             return
-        found = self._find(txn, locator[2])
+        found = self._find(txn, locator)
         # While a catalog is rewritten, rows that are not logged go into a file that no relation has yet, or any more.
         unlogged = isinstance(found, Unknown) and not logs_rows(record)
         if found is not IGNORED and not unlogged and self._usable(parts, found, record.xid, record.lsn):
@@ -132,7 +133,7 @@ class HeapDecoder:
         rows = record.blocks[0].data
         if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
             return
-        found = self._find(txn, locator[2])
+        found = self._find(txn, locator)
         wanted = self._usable(parts, found, xid, lsn)
         counted = [part for part in parts if part.assembly.memory is not None]
         if not wanted and not counted:
@@ -231,17 +232,18 @@ class HeapDecoder:
 
     # Relations
 
-    def _find(self, txn: Txn, number: int) -> Any:
-        """Return the relation with file `number` as the transaction sees it now: Decoded, IGNORED or Unknown."""
-        if number in self._registry.ignored_files:
+    def _find(self, txn: Txn, locator: RelFileLocator) -> Any:
+        """Return the relation with a file as the transaction sees it now: Decoded, IGNORED or Unknown."""
+        key = file_key(locator[0], locator[2])
+        if key in self._registry.ignored_files:
             return IGNORED
         cache = txn.cache
-        found = (self._registry.by_file if cache is None else cache).get(number)
+        found = (self._registry.by_file if cache is None else cache).get(key)
         if found is None:
             if cache is None and any(self._tracker.has_changes(xid) for xid in txn.xids):
                 # It changed the catalog before the position at which decoding began.
                 cache = txn.cache = {}
-            found = self._registry.file(number, txn.xids, cache)
+            found = self._registry.file(locator, txn.xids, cache)
         return found
 
     @staticmethod

@@ -21,6 +21,7 @@ from walsender.hot import walk
 from walsender.plugins.plugin import OutputPlugin
 from walsender.rowfilter.compiler import UnsupportedFilter
 from walsender.types.registry import Output, TypeInfo
+from walsender.xlog.record import RelFileLocator
 
 _numbers: Final = itertools.count(1)
 """Numbers of relations are unique in the process: a decoder can take over another one's changes."""
@@ -88,9 +89,12 @@ _ANYTHING: Final[ChangedKey] = ("", -1)
 
 Found = Decoded | _Ignored | Unknown
 
+_Place = tuple[bool, int]
+"""Where a relation is kept: by its oid (True) or by its file."""
+
 
 class Registry:
-    """Relations by file number, shared; a transaction that changed the catalog has a dictionary of its own."""
+    """Relations by file (walk.py: file_key), shared; a transaction that changed the catalog has a dictionary of its own."""
 
     def __init__(self, tracker: CatalogTracker, encoding: str) -> None:
         self._tracker = tracker
@@ -98,11 +102,11 @@ class Registry:
         self._outputs: list[Viewer] = []
         self.by_file: dict[int, Found] = {}
         self.ignored_files: set[int] = set()
-        """Files of the system's own relations."""
+        """Files of the system's own relations, of the committed catalog."""
         self._by_oid: dict[int, Found] = {}
-        self._dependents: dict[ChangedKey, set[int]] = {}
-        """Files, and oids as negative numbers, whose relations were made from rows with the key."""
-        self._depends: dict[int, set[ChangedKey]] = {}
+        self._dependents: dict[ChangedKey, set[_Place]] = {}
+        """What was made from rows with the key."""
+        self._depends: dict[_Place, set[ChangedKey]] = {}
         self._types: dict[int, dict[int, TypeInfo]] = {}
         """Built-in types, from the committed catalog, by the settings (`id`) that they are made with."""
         self.numbered: dict[int, Decoded] = {}
@@ -128,25 +132,33 @@ class Registry:
         self._retired = deque(sorted((*self._retired, *other._retired)))
         self._outputs += other._outputs
 
-    def file(self, number: int, own: Set[int], cache: dict[int, Found] | None) -> Found:
-        """Return the relation with file `number`.
+    def file(self, locator: RelFileLocator, own: Set[int], cache: dict[int, Found] | None) -> Found:
+        """Return the relation with a file.
 
         `own`: the transaction's ids; `cache`: its own relations, if it has changed the catalog.
         """
+        space, _, number = locator
+        key = walk.file_key(space, number)
         resolve = _Resolving(self, own, shared=cache is None)
-        oid = resolve.any.oid_of_file(number)
-        if 0 < oid < FIRST_UNPINNED_OID:
-            # A file belongs to one relation for good; this one is a catalog's, whose changes are never sent.
-            self.ignored_files.add(number)
-            return IGNORED
+        try:
+            oid = resolve.any.oid_of_file(space, number)
+            if 0 < oid < FIRST_UNPINNED_OID:
+                # A catalog's, whose changes are never sent.
+                if oid == _Resolving(self, frozenset(), shared=True).any.oid_of_file(space, number):
+                    self.ignored_files.add(key)
+                elif cache is not None:
+                    cache[key] = IGNORED
+                return IGNORED
+        except PubsubError as error:
+            return Unknown(error)
         if not oid:
             return Unknown(PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"))
         found = resolve.relation(oid)
         if cache is not None:
-            cache[number] = found
+            cache[key] = found
         else:
-            self.by_file[number] = found
-            self._note(resolve, number, oid, found)
+            self.by_file[key] = found
+            self._note(resolve, (False, key), oid, found)
         return found
 
     def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found:
@@ -157,7 +169,7 @@ class Registry:
         found = resolve.relation(oid)
         if shared:
             self._by_oid[oid] = found
-            self._note(resolve, -oid, oid, found)
+            self._note(resolve, (True, oid), oid, found)
         return found
 
     def refuse_unsupported(self, output: Viewer) -> None:
@@ -187,13 +199,17 @@ class Registry:
             if key[1] == 0:
                 self._forget_all(lsn)
                 return
-            if key[0] == "pg_type":
+            if key[0] == "pg_class" and key[1] < FIRST_UNPINNED_OID:
+                # A catalog has another file, and its old one's number may be given again.
+                self.ignored_files.clear()
+            elif key[0] == "pg_type":
                 for types in self._types.values():
                     types.pop(key[1], None)
             elif key[0] == "pg_namespace":
                 self._types.clear()
             for place in tuple(self._dependents.get(key, ())):
-                found = self.by_file.pop(place, None) if place > 0 else self._by_oid.pop(-place, None)
+                is_oid, name = place
+                found = (self._by_oid if is_oid else self.by_file).pop(name, None)
                 if isinstance(found, Decoded):
                     self._retired.append((lsn, found.number))
                 self._unnote(place)
@@ -218,11 +234,12 @@ class Registry:
                 if isinstance(found, Decoded):
                     self._retired.append((lsn, found.number))
             cached.clear()
+        self.ignored_files.clear()
         self._dependents.clear()
         self._depends.clear()
         self._types.clear()
 
-    def _note(self, resolve: _Resolving, place: int, oid: int, found: Found) -> None:
+    def _note(self, resolve: _Resolving, place: _Place, oid: int, found: Found) -> None:
         keys = resolve.depends()
         keys.add(("pg_class", oid))
         keys.add(("pg_publication_rel", oid))
@@ -236,7 +253,7 @@ class Registry:
             else:
                 places.add(place)
 
-    def _unnote(self, place: int) -> None:
+    def _unnote(self, place: _Place) -> None:
         for key in self._depends.pop(place, ()):
             places = self._dependents[key]
             places.discard(place)

@@ -67,10 +67,14 @@ class SnapshotBuilder:
 
     def shutdown(self, lsn: int, prepared: Iterable[int] = ()) -> None:
         """Take note of a shutdown checkpoint or the end of a recovery: only `prepared` transactions still run."""
-        if self.state in {State.BUILDING, State.FULL}:
+        if self.state is State.BUILDING:
+            # As good as a list: what begins from now on is seen whole.
+            self._waiting = set(prepared)
+            self.enter(State.FULL)
+        elif self.state is State.FULL:
             self._waiting.intersection_update(prepared)
-            if not self._waiting:
-                self._become_consistent(lsn)
+        if self.state is State.FULL and not self._waiting:
+            self._become_consistent(lsn)
 
     def ended(self, lsn: int, xids: Iterable[int]) -> None:
         """Take note that transactions ended with the record that starts at `lsn`."""

@@ -26,7 +26,6 @@ class Txn:
         "invalidations",
         "messages",
         "parts",
-        "prepared",
         "subxids",
         "xid",
         "xids",
@@ -47,8 +46,6 @@ class Txn:
         self.invalidations = 0
         self.messages = False
         """Whether a logical message was ever among its changes; stays true once they have been sent."""
-        self.prepared = False
-        """Its PREPARE was seen: it survives a restart of the server."""
         self.parts: list[Part] = []
 
 

@@ -105,6 +105,8 @@ class Commits:
                 if operation in _COMMITS and xid:
                     self.recent.append((record.lsn, xid))
                 if end.twophase_xid:
+                    if xid not in self._prepared and xid not in self._waiting:
+                        self._prepared_before(record.lsn)
                     self._prepared.discard(xid)
                 if self._waiting:
                     self._ended((xid, *end.subxids), record.lsn)
@@ -128,6 +130,12 @@ class Commits:
                 self._list(record.lsn, self._prepared | self._waiting.keys())
             if kind in {f.XLOG_CHECKPOINT_ONLINE, f.XLOG_CHECKPOINT_SHUTDOWN}:
                 self._redos.append(int.from_bytes(record.main[:8], "little"))
+
+    def _prepared_before(self, lsn: int) -> None:
+        """Note that a transaction has ended at `lsn` that was prepared before the WAL that was read, and so at each shutdown."""
+        for one in self._lists:
+            if one.clear_at:
+                one.clear_at = lsn
 
     @contextmanager
     def all_kept(self) -> Iterator[Self]:

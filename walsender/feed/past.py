@@ -49,6 +49,7 @@ async def restart_for(feed: Feed, conninfo: str, lsn: int) -> int:
             hint="Name an archive that goes back further (--archive-directory, --restore-command), or begin later.",
         ) from error
     finally:
+        source.stop()
         await source.close()
     return redo
 
@@ -99,8 +100,12 @@ class _Past:
         self._feed.oldest = await asyncio.to_thread(self._feed.spool.run_start, self._feed.oldest)
 
     async def close(self) -> None:
-        self._spool.stop.set()
+        """Close what is open; it can be fed from again."""
         self._spool.close()
+
+    def stop(self) -> None:
+        """End a restore_command that may run, for good."""
+        self._spool.stop.set()
 
     async def _from_server(self, lsn: int) -> None:
         """Put the segment that holds `lsn` into the spool.  Raises WalMissing, PublisherError, ConnectionFailure."""

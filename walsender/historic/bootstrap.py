@@ -9,21 +9,25 @@ No session is stopped.  Between the redo position R and the position E that was 
 
 and a transaction's fate at R:
 
-  it has a record in [R, E], or is named in one    in progress at R (or not begun)
+  it has a record in [R, E], or one names it as     in progress at R (or not begun)
+  its subtransaction, or as the one that it ends
   else                                             as the hint bits say, or as the server said before E
+
+A list of running transactions does not tell: one that waits for a synchronous standby is on it after its commit.  The
+server says of it "in progress", too, but its commit is in pg_xact, whose pages are on disk since the checkpoint.
 
 From R on the tracker follows the WAL.  `WindowScan` takes the records of [R, E]; `CatalogBootstrap` makes the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalog_layouts import CatalogName
+from walsender.historic.catalog_layouts import CatalogName, definition_of
 from walsender.historic.heappage import (
     HEAP_MOVED,
     HEAP_XMAX_COMMITTED,
@@ -43,14 +47,14 @@ from walsender.hot.catalogs import CatalogTable
 from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
-from walsender.xlog.record import Record
-from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
+from walsender.xlog.record import GLOBAL_TABLESPACE, Record
+from walsender.xlog.xact import parse_end, parse_prepare
 
 _FIRST_NORMAL_XID: Final = 3
 _EMPTY: Final = b""
 _IRRELEVANT: Final = bytes(
     kind in {Rmgr.XLOG << 4 | f.XLOG_FPI >> 4, Rmgr.XLOG << 4 | f.XLOG_FPI_FOR_HINT >> 4}
-    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
+    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
     for kind in range(4096)
 )
 """Kinds of records of which `WindowScan` reads only the transaction and the blocks."""
@@ -77,10 +81,18 @@ class WindowScan:
         self._is_logical = start == 0
         """Whether the window's WAL so far is known to have been written with wal_level = logical."""
         self._files = {file.number: file for file in files}
+        self._local = {file.number for file in files if not _is_shared(file)}
+        self._shared = {file.number for file in files if _is_shared(file)}
+        self.spaces: list[int] = []
+        """The database's default tablespaces before the one that it has at E, in order."""
         self._oids = {file.oid for file in files}
-        self.pages: dict[tuple[int, int], _Page] = {}
+        self._pages: dict[tuple[bool, int, int, int], _Page] = {}
+        """By whether the catalog is shared, tablespace, file number and block."""
         self.seen: set[int] = set()
-        """Every transaction that has a record or is named in one."""
+        """Every transaction that has a record or is named in one, but in a list of running ones."""
+        self._prepared: set[int] = set()
+        self._finished: set[int] = set()
+        """Transactions that were prepared in the window, and prepared ones that ended there."""
         self._skim = Skim(_IRRELEVANT, self._files.keys(), self.seen)
         self._creator = 0
         """The transaction that created the database, if that was in the window: it logs the catalogs whole
@@ -101,13 +113,13 @@ class WindowScan:
             self._level(record)
         if record.rmgr == Rmgr.XACT:
             self._transaction(record, wal_format)
-        elif record.rmgr == Rmgr.STANDBY:
-            running = parse_running_xacts(record)
-            if running is not None:
-                self.seen.update(running.xids)
-        elif record.rmgr == Rmgr.DBASE and record.info & 0xF0 == f.XLOG_DBASE_CREATE_WAL_LOG:
+        elif record.rmgr == Rmgr.DBASE:
             if int.from_bytes(record.main[:4], "little") == self._database:
-                self._creator = record.xid
+                if record.info & 0xF0 == f.XLOG_DBASE_CREATE_WAL_LOG:
+                    self._creator = record.xid
+                elif record.info & 0xF0 == f.XLOG_DBASE_CREATE_FILE_COPY and record.main[8:12] == record.main[:4]:
+                    # It moves to another tablespace, with the numbers that its files have (dbcommands.c: movedb).
+                    self.spaces.append(int.from_bytes(record.main[12:16], "little"))
         elif record.rmgr == Rmgr.RELMAP:
             if self._moves(record, int.from_bytes(record.main[:4], "little")):
                 raise _moved(record.lsn)
@@ -118,17 +130,21 @@ class WindowScan:
         inserted: set[tuple[int, int]] | None = None
         deleted: set[tuple[int, int]] = set()
         for block in record.blocks:
-            if block.fork or block.locator[2] not in self._files or block.locator[1] not in {self._database, 0}:
+            space, database, number = block.locator
+            shared = database == 0
+            if block.fork or number not in (self._shared if shared else self._local):
                 continue
-            key = (block.locator[2], block.block)
-            if key in self.pages:
+            if not shared and database != self._database:
+                continue
+            key = (shared, space, number, block.block)
+            if key in self._pages:
                 continue
             if block.will_init:
-                self.pages[key] = _Page(_EMPTY, frozenset(), frozenset())
+                self._pages[key] = _Page(_EMPTY, frozenset(), frozenset())
             elif block.image is not None:
                 if inserted is None:
                     inserted, deleted = places(record) if changes_tuples(record) else (set(), set())
-                self.pages[key] = _Page(
+                self._pages[key] = _Page(
                     block.full_page(record.lsn),
                     frozenset(o for b, o in inserted if b == block.block),
                     frozenset(o for b, o in deleted if b == block.block),
@@ -139,6 +155,16 @@ class WindowScan:
                     detail="full_page_writes must have been on since the checkpoint.",
                     context=f"WAL position {Lsn(record.lsn)}",
                 )
+
+    def touched(self, file: CatalogFile, tablespace: int) -> dict[int, _Page]:
+        """Return the pages of a catalog that were touched, by block.  `tablespace`: the database's default one at E."""
+        shared = _is_shared(file)
+        found: dict[int, _Page] = {}
+        for space in [GLOBAL_TABLESPACE] if shared else [*self.spaces, tablespace]:
+            for (is_shared, where, number, block), page in self._pages.items():
+                if (is_shared, where, number) == (shared, space, file.number):
+                    found.setdefault(block, page)
+        return found
 
     def _level(self, record: Record) -> None:
         """Find out whether the WAL so far was written with wal_level = logical.
@@ -182,8 +208,14 @@ class WindowScan:
             self.seen.update(end.subxids)
             if end.twophase_xid:
                 self.seen.add(end.twophase_xid)
+                self._finished.add(end.twophase_xid)
         elif operation == f.XLOG_XACT_PREPARE:
             self.seen.update(parse_prepare(record).subxids)
+            self._prepared.add(record.xid)
+
+    def prepared_before(self, at_end: Set[int]) -> set[int]:
+        """Return the transactions that were prepared at R.  `at_end`: those that the server said are prepared, before E."""
+        return {*at_end, *self._finished} - self._prepared
 
 
 class CatalogBootstrap:
@@ -209,17 +241,17 @@ class CatalogBootstrap:
 
     def tables(
         self, scan: WindowScan, status: dict[int, str | None]
-    ) -> tuple[dict[int, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
-        """Return the tables by file number, and what each transaction in progress at R had done to them.
+    ) -> tuple[dict[CatalogName, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
+        """Return the tables, and what each transaction in progress at R had done to them.
 
         `status`: the fates as the server reported them.  Raises DataCorrupted, NotInPrerequisiteState.
         """
-        tables: dict[int, CatalogTable] = {}
+        tables: dict[CatalogName, CatalogTable] = {}
         pending: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
         open_ones = scan.seen | {xid for xid, said in status.items() if said == "in progress"}
         aborted = {xid for xid, said in status.items() if said == "aborted"}
         for file in self._files:
-            table = tables[file.number] = CatalogTable(layout_of(file, self._server))
+            table = tables[file.name] = CatalogTable(layout_of(file, self._server))
             for block, (number, xmin, xmax, mask, row) in self._tuples(file, scan):
                 if mask & HEAP_MOVED:
                     raise NotInPrerequisiteState(f"{file.name} was last written by a version before 9.0")
@@ -259,7 +291,7 @@ class CatalogBootstrap:
         """Yield the tuples at R, each with its block."""
         content = self._contents[file.name]
         blocks = len(content) // BLCKSZ
-        touched = {block: page for (number, block), page in scan.pages.items() if number == file.number}
+        touched = scan.touched(file, self._server.tablespace)
         for block in sorted({*range(blocks), *touched}):
             page = touched.get(block)
             try:
@@ -277,6 +309,10 @@ class CatalogBootstrap:
             except DataCorrupted as error:
                 error.context = f"block {block} of {file.name}"
                 raise
+
+
+def _is_shared(file: CatalogFile) -> bool:
+    return definition_of(file.name).shared
 
 
 def _fate_unknown(xid: int, mask: int, committed: int, invalid: int) -> bool:

@@ -36,6 +36,7 @@ CatalogName = Literal[
     "pg_ts_config",
     "pg_ts_dict",
     "pg_authid",
+    "pg_database",
 ]
 
 _INT2VECTOR, _OIDVECTOR = 22, 30
@@ -55,6 +56,8 @@ class CatalogDefinition:
     """Which relation cache entries PostgreSQL invalidates at a change: definitions that were sent may be wrong then."""
     owned: bool = True
     """Whether a row belongs to the oid that is its first key."""
+    shared: bool = False
+    """Whether all databases have it in common."""
 
 
 DEFINITIONS: Final = (
@@ -66,6 +69,7 @@ DEFINITIONS: Final = (
             "relname",
             "relnamespace",
             "relfilenode",
+            "reltablespace",
             "reltoastrelid",
             "relpersistence",
             "relkind",
@@ -167,7 +171,7 @@ DEFINITIONS: Final = (
     CatalogDefinition(
         "pg_publication_namespace", ("pnnspid",), ("pnpubid", "pnnspid"), invalidates=EVERYBODY, owned=False
     ),
-    CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
+    CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False, shared=True),
     # The objects that reg* and aclitem values name (names.py), and other types' output functions (relation.py).
     CatalogDefinition(
         "pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "prolang", "proargtypes", "prosrc", "probin")
@@ -176,8 +180,15 @@ DEFINITIONS: Final = (
     CatalogDefinition("pg_collation", ("oid",), ("oid", "collname", "collnamespace")),
     CatalogDefinition("pg_ts_config", ("oid",), ("oid", "cfgname", "cfgnamespace")),
     CatalogDefinition("pg_ts_dict", ("oid",), ("oid", "dictname", "dictnamespace")),
-    CatalogDefinition("pg_authid", ("oid",), ("oid", "rolname")),
+    CatalogDefinition("pg_authid", ("oid",), ("oid", "rolname"), shared=True),
+    # Where the database's own files are (relation.py: oid_of_file).
+    CatalogDefinition("pg_database", ("oid",), ("oid", "dattablespace"), shared=True),
 )
+
+
+def definition_of(name: CatalogName) -> CatalogDefinition:
+    """Return a catalog's definition."""
+    return next(one for one in DEFINITIONS if one.name == name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +212,7 @@ class CatalogLayout:
     ) -> None:
         self.name = definition.name
         self.owned = definition.owned
+        self.shared = definition.shared
         self.invalidates = invalidates
         self.encoding = encoding
         self.places: dict[str, int] = {}

@@ -10,7 +10,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pubsub.errors import DataCorrupted, FeatureNotSupported
+from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
 from pubsub.protocol.output import numbers
 from pubsub.protocol.output.xml import xml_send
 from walsender.historic import names
@@ -103,10 +103,21 @@ class RelationResolver:
         self._types: dict[int, TypeInfo] = {}
         self.depends: set[ChangedKey] = set()
 
-    def oid_of_file(self, number: int) -> int:
-        """Return the oid of the relation whose file has this number; 0: none that is visible."""
-        row = self.tracker.first("pg_class", number, self._own, 1)
-        return row.number("oid") if row is not None else 0
+    def oid_of_file(self, space: int, number: int) -> int:
+        """Return the oid of the relation with this file in a tablespace; 0: none that is visible.
+
+        Temporary relations have files of their own, which may have the same number; what is done to them is not logged.
+        Raises PubsubError if there are two (relfilenumbermap.c: RelidByRelfilenumber).
+        """
+        found = [
+            row.number("oid")
+            for row in self.tracker.find("pg_class", number, self._own, 1)
+            if row.text("relpersistence") != "t" and (row.number("reltablespace") or self.tracker.space) == space
+        ]
+        # A catalog and the transient relation into which it is rewritten may share a file for a moment.
+        if len(found) > 1 and min(found) >= FIRST_NORMAL_OID:
+            raise PubsubError(f"unexpected duplicate for tablespace {space}, relfilenumber {number}", sqlstate="XX000")
+        return found[0] if found else 0
 
     def generation(self, oid: int) -> tuple[int, ...]:
         """Return a relation's generation, see RelationInfo."""

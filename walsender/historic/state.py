@@ -16,7 +16,7 @@ import json
 import struct
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +25,15 @@ import pyarrow as pa
 from pubsub.errors import DataCorrupted
 from pubsub.reorderbuffer import files
 from walsender import checked_files
-from walsender.historic.catalog_layouts import DEFINITIONS, CatalogAttribute, CatalogLayout
+from walsender.historic.catalog_layouts import CatalogAttribute, CatalogLayout, CatalogName, definition_of
 from walsender.historic.encodings import python_encoding
-from walsender.historic.tracker import CatalogTracker
+from walsender.historic.tracker import CatalogTracker, Prepared
 from walsender.historic.upstream import Builtins, CatalogFile, Upstream
 from walsender.hot.catalogs import NOBODY, CatalogTable
+from walsender.hot.walk import file_key
+from walsender.xlog.record import GLOBAL_TABLESPACE
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _WHOLE: Final = ".catalogs"
 _SAME: Final = ".same"
 _LENGTHS: Final = struct.Struct("<QI")
@@ -54,20 +56,31 @@ class DatabaseFacts:
 class CatalogState:
     """The catalogs of a database at `position`: before the record that begins there.
 
-    `tables`: by file number.  `aborted`: transactions known to have been rolled back before.
+    `aborted`: transactions known to have been rolled back before; `prepared`: those that were
+    prepared before and had not ended.
     """
 
     position: int
     facts: DatabaseFacts
     files: list[CatalogFile]
-    tables: dict[int, CatalogTable]
+    tables: dict[CatalogName, CatalogTable]
     pending: Pending
     aborted: list[int]
+    prepared: Prepared = field(default_factory=dict)
 
     def tracker(self, in_progress: Callable[[int], bool]) -> CatalogTracker:
         """Return what follows the catalogs from here on; it uses these tables."""
+        server = self.facts.server
         oids = {file.name: file.oid for file in self.files}
-        tracker = CatalogTracker(self.facts.server.database, self.tables, oids, in_progress, self.aborted)
+        databases = self.tables.get("pg_database")
+        own = databases.first(server.database, frozenset()) if databases is not None else None
+        # Where the database's row is not committed yet, the database is made later, in the tablespace that is known.
+        space = own.number("dattablespace") if own is not None else server.tablespace
+        tables: dict[int, CatalogTable] = {}
+        for file in self.files:
+            table = self.tables[file.name]
+            tables[file_key(GLOBAL_TABLESPACE if table.layout.shared else space, file.number)] = table
+        tracker = CatalogTracker(server.database, space, tables, oids, in_progress, self.aborted, self.prepared)
         for xid, changes in self.pending.items():
             for table, tid, inserted in changes:
                 tracker.remember(xid, table, tid, inserted)
@@ -76,7 +89,7 @@ class CatalogState:
 
 def layout_of(file: CatalogFile, server: Upstream) -> CatalogLayout:
     """Return how the rows of a catalog are read."""
-    definition = next(d for d in DEFINITIONS if d.name == file.name)
+    definition = definition_of(file.name)
     invalidates = definition.invalidates
     if file.name == "pg_namespace" and server.version < _VERSION_16:
         # Only since 16 are subscribers told of a schema's new name at once.
@@ -218,10 +231,10 @@ def _identity(server: Upstream) -> tuple[object, ...]:
 def _pack(tracker: CatalogTracker, position: int, like: CatalogState) -> bytes:
     catalogs = []
     rows: list[bytes] = []
-    numbers: dict[int, int] = {}
-    for file in like.files:
+    places: dict[int, int] = {}
+    for place, file in enumerate(like.files):
         number, table = tracker.active(file.name)
-        numbers[id(table)] = number
+        places[id(table)] = place
         tuples = table.tuples
         found = tuples.values()
         rows += (
@@ -244,10 +257,11 @@ def _pack(tracker: CatalogTracker, position: int, like: CatalogState) -> bytes:
         },
         "catalogs": catalogs,
         "pending": [
-            [xid, [[numbers[id(table)], tid, inserted] for table, tid, inserted in changes]]
+            [xid, [[places[id(table)], tid, inserted] for table, tid, inserted in changes]]
             for xid, changes in tracker.catalogs.touched.items()
         ],
         "aborted": tracker.aborted(),
+        "prepared": [[xid, subxids] for xid, subxids in tracker.prepared.items()],
         "position": position,
     }
     head = json.dumps(description).encode()
@@ -264,12 +278,12 @@ def _unpack(data: bytes, position: int) -> CatalogState:
         raise ValueError(f"its version is {description['version']}, not {_VERSION}")
     server = Upstream(**description["server"])
     found: list[CatalogFile] = []
-    tables: dict[int, CatalogTable] = {}
+    tables: dict[CatalogName, CatalogTable] = {}
     at = size
     for name, oid, number, attributes, count, _ in description["catalogs"]:
         file = CatalogFile(name, oid, number, "", tuple(CatalogAttribute(*one) for one in attributes))
         found.append(file)
-        table = tables[number] = CatalogTable(layout_of(file, server))
+        table = tables[file.name] = CatalogTable(layout_of(file, server))
         tids, at = _numbers("Q", whole, at, count)
         xmins, at = _numbers("I", whole, at, count)
         xmaxs, at = _numbers("I", whole, at, count)
@@ -286,10 +300,14 @@ def _unpack(data: bytes, position: int) -> CatalogState:
         frozenset(given["keywords"]),
     )
     pending = {
-        int(xid): [(tables[number], int(tid), bool(inserted)) for number, tid, inserted in changes]
+        int(xid): [(tables[found[place].name], int(tid), bool(inserted)) for place, tid, inserted in changes]
         for xid, changes in description["pending"]
     }
-    return CatalogState(position, DatabaseFacts(server, builtins), found, tables, pending, list(description["aborted"]))
+    prepared: Prepared = {
+        int(xid): None if subxids is None else tuple(map(int, subxids)) for xid, subxids in description["prepared"]
+    }
+    facts = DatabaseFacts(server, builtins)
+    return CatalogState(position, facts, found, tables, pending, list(description["aborted"]), prepared)
 
 
 def _numbers(code: str, data: bytes, at: int, count: int) -> tuple[Iterable[int], int]:

@@ -33,14 +33,21 @@ from walsender.historic.heappage import (
 )
 from walsender.historic.tuples import changes_tuples, operations
 from walsender.hot.catalogs import Catalogs, CatalogTable, Row, Value
+from walsender.hot.walk import file_key
 from walsender.types.layout import toast_value
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
+from walsender.xlog.xact import RunningXacts
+
+Prepared = dict[int, tuple[int, ...] | None]
+"""Prepared transactions, each with its subtransactions; None: they are not known."""
 
 ChangedKey = tuple[str, int]
 """A catalog and the oid that its changed rows belong to, such as a relation's or a type's; 0: it can be any."""
+
+_EVERYTHING: Final[ChangedKey] = ("pg_publication", 0)
 
 _RELMAP: Final = Struct("<III")
 _SMGR_TRUNCATE: Final = Struct("<IIIII")
@@ -63,19 +70,25 @@ class CatalogDiverged(DataCorrupted):
 class CatalogTracker:
     """The catalogs from a starting position on.
 
-    `tables`: the catalogs at that position, by file number.  `oids`: the catalogs' own oids.  `in_progress` says
-    whether a transaction has not ended yet.  `aborted`: transactions known to have been rolled back before the starting position.
+    `space`: the database's default tablespace, and `tables`: the catalogs by file (file_key), both at that position.  `oids`:
+    the catalogs' own oids.  `in_progress` says whether a transaction that has written since has not ended yet.  `aborted`:
+    transactions known to have been rolled back before the starting position; `prepared`: those that were prepared before it
+    and had not ended.
     """
 
     def __init__(
         self,
         database: int,
+        space: int,
         tables: dict[int, CatalogTable],
         oids: dict[CatalogName, int],
         in_progress: Callable[[int], bool],
         aborted: Iterable[int] = (),
+        prepared: Prepared | None = None,
     ) -> None:
         self._database = database
+        self.space = space
+        """The database's default tablespace."""
         self.identity = object()
         """Stands for this tracker where the catalogs themselves must not be kept."""
         self.catalogs = Catalogs(tables, frozenset(oids.values()))
@@ -90,6 +103,8 @@ class CatalogTracker:
         self._rewritten: dict[int, dict[str, CatalogTable]] = {}
         # Transactions that changed a catalog and were rolled back: rows may have their xids without a hint bit.
         self._aborted: dict[int, None] = dict.fromkeys(aborted)
+        self.prepared: Prepared = dict(prepared or {})
+        """The transactions of all databases that are prepared now.  They are saved with the catalogs, whose changes they count as."""
 
     @property
     def settled(self) -> bool:
@@ -99,7 +114,7 @@ class CatalogTracker:
     def active(self, name: CatalogName) -> tuple[int, CatalogTable]:
         """Return a catalog's file number and table."""
         table = self._active[name]
-        return next(number for number, one in self._files.items() if one is table), table
+        return next(key for key, one in self._files.items() if one is table) & 0xFFFFFFFF, table
 
     def aborted(self) -> list[int]:
         """Return the transactions that changed a catalog, or may have, and were rolled back."""
@@ -154,7 +169,10 @@ class CatalogTracker:
 
     def is_file(self, locator: RelFileLocator) -> bool:
         """Return whether the file is a catalog's, of the database or shared."""
-        return locator[2] in self._files and locator[1] in {self._database, 0}
+        return locator[1] in {self._database, 0} and file_key(locator[0], locator[2]) in self._files
+
+    def _table(self, locator: RelFileLocator) -> CatalogTable:
+        return self._files[file_key(locator[0], locator[2])]
 
     # Following the WAL
 
@@ -173,7 +191,7 @@ class CatalogTracker:
 
     def _apply_operations(self, record: Record) -> bool:
         changed = False
-        table = self._files[record.blocks[0].locator[2]]
+        table = self._table(record.blocks[0].locator)
         xid = record.xid
         if xid and table.stands_in:
             # Its pages were copied before, as images; from here on the transaction sees this table.
@@ -209,7 +227,7 @@ class CatalogTracker:
         return changed
 
     def _old_row(self, locator: RelFileLocator, block: int, offset: int) -> bytes | None:
-        found = self._files[locator[2]].tuples.get(block << 16 | offset)
+        found = self._table(locator).tuples.get(block << 16 | offset)
         return None if found is None else found.row
 
     def _follow_rewrite(self, row: bytes, xid: int) -> None:
@@ -221,13 +239,14 @@ class CatalogTracker:
             return
         # For a mapped catalog the transient relation is mapped, too: it is new, so that its file number is its oid.
         number = values.number("relfilenode") or values.number("oid")
-        if number not in self._files:
-            table = self._files[number] = CatalogTable(self._active[name].layout)
+        key = file_key(values.number("reltablespace") or self.space, number)
+        if key not in self._files:
+            table = self._files[key] = CatalogTable(self._active[name].layout)
             table.stands_in = True
-            self._begun.setdefault(xid, []).append(number)
+            self._begun.setdefault(xid, []).append(key)
 
     def _check_image(self, record: Record, block: BlockRef) -> None:
-        table = self._files[block.locator[2]]
+        table = self._table(block.locator)
         page = block.full_page(record.lsn)
         try:
             found = {number: (xmin, xmax, mask, row) for number, xmin, xmax, mask, row in tuples_of(page)}
@@ -279,7 +298,7 @@ class CatalogTracker:
         except struct.error as error:
             raise WalCorrupted("a truncation's record is too short", record.lsn) from error
         if flags & 1 and self.is_file((space, database, number)):
-            self._files[number].truncate(blocks)
+            self._table((space, database, number)).truncate(blocks)
             self.catalogs.changes += 1
 
     def relmap_update(self, record: Record) -> list[ChangedKey]:
@@ -288,7 +307,7 @@ class CatalogTracker:
         Returns what changed.  Raises WalCorrupted, CatalogDiverged.
         """
         try:
-            database, _, size = _RELMAP.unpack_from(record.main)
+            database, space, size = _RELMAP.unpack_from(record.main)
             if database not in {self._database, 0}:
                 return []
             _, count = struct.unpack_from("<II", record.main, 12)
@@ -301,11 +320,11 @@ class CatalogTracker:
         for oid, number in mappings:
             name = self._by_oid.get(oid)
             if name is not None:
-                changed += self._activate(name, number, record.lsn)
+                changed += self._activate(name, file_key(space, number), record.lsn)
         return changed
 
-    def _activate(self, name: str, number: int, lsn: int) -> list[ChangedKey]:
-        table = self._files.get(number)
+    def _activate(self, name: str, key: int, lsn: int) -> list[ChangedKey]:
+        table = self._files.get(key)
         old = self._active[name]
         if table is old:
             return []
@@ -318,7 +337,7 @@ class CatalogTracker:
             if kept is old:
                 del self._files[other]
         self.catalogs.generations[0] = self.catalogs.generations.get(0, 0) + 1
-        return [("pg_publication", 0)]
+        return [_EVERYTHING]
 
     # Ends of transactions
 
@@ -329,8 +348,23 @@ class CatalogTracker:
         self._rewrites_ended(xids)
         for oid, number in moved:
             if number:
-                changed += self._activate(self._by_oid[oid], number, lsn)
+                changed += self._activate(self._by_oid[oid], file_key(self.space, number), lsn)
+        if ("pg_database", self._database) in changed:
+            changed += self._follow_database()
         return changed
+
+    def _follow_database(self) -> list[ChangedKey]:
+        """Follow the database to another tablespace, where its files have the numbers that they had (dbcommands.c: movedb)."""
+        row = self.first("pg_database", self._database, frozenset())
+        if row is None or row.number("dattablespace") == self.space:
+            return []
+        own = {key: table for key, table in self._files.items() if not table.layout.shared}
+        for key in own:
+            del self._files[key]
+        self.space = row.number("dattablespace")
+        self._files.update((file_key(self.space, key & 0xFFFFFFFF), table) for key, table in own.items())
+        self.catalogs.changes += 1
+        return [_EVERYTHING]
 
     def abort(self, xids: Iterable[int]) -> None:
         """Undo the transactions' changes."""
@@ -342,6 +376,36 @@ class CatalogTracker:
             self._aborted[xid] = None
             if len(self._aborted) > _REMEMBERED:
                 del self._aborted[next(iter(self._aborted))]
+
+    def prepare(self, xid: int, subxids: tuple[int, ...]) -> None:
+        """Note that a transaction is prepared now."""
+        self.prepared[xid] = subxids
+        self.catalogs.changes += 1
+
+    def finish_prepared(self, xid: int) -> None:
+        """Note that a transaction, if it was prepared, has ended."""
+        if xid in self.prepared:
+            del self.prepared[xid]
+            self.catalogs.changes += 1
+
+    def server_ended(self) -> None:
+        """Undo the changes of transactions that a shutdown or a crash of the server has ended: all but prepared ones.
+
+        Of a crash no record tells whom it ended, and the rows may be gone from their pages before the next list of running
+        transactions comes.
+        """
+        kept = {*self.prepared, *(xid for subxids in self.prepared.values() for xid in subxids or ())}
+        # A subtransaction of one that was prepared before the starting position has written nothing since.
+        unsure = None in self.prepared.values()
+        touched = self.catalogs.touched
+        self.abort([xid for xid in touched if xid not in kept and not (unsure and not self._in_progress(xid))])
+
+    def running(self, running: RunningXacts) -> None:
+        """Undo the changes of transactions that have ended, by a list of running ones, although no record told it."""
+        for xid in self.prepared.keys() - running.xids:
+            # Its COMMIT PREPARED waited for a synchronous standby when the starting position was read.
+            self.finish_prepared(xid)
+        self.abort(running.ended(self.catalogs.touched))
 
     def _rewrites_ended(self, xids: Iterable[int]) -> list[int]:
         """End the transactions' rewrites; return the files into which they rewrote catalogs."""

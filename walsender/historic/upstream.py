@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, Protocol
 
 from pubsub.errors import (
@@ -27,6 +28,8 @@ from walsender.types.registry import DOLLARS
 from walsender.xlog.formats import BLCKSZ, XLOG_BLCKSZ, format_of_version
 
 _CHUNK: Final = 1 << 20
+_XACTS_PER_SEGMENT: Final = 32 * BLCKSZ * 4
+"""Transactions in a file of pg_xact, two bits each (clog.c, slru.h)."""
 
 _SETTINGS: Final = """
 SELECT current_setting('wal_level'), current_setting('full_page_writes'), current_setting('block_size'),
@@ -35,7 +38,7 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
        has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
-       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c'
+       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c', d.dattablespace
   FROM pg_database d WHERE d.datname = current_database()
 """
 _CATALOGS: Final = """
@@ -49,12 +52,8 @@ SELECT c.relname, a.attname, a.atttypid, a.attlen, a.attalign
  ORDER BY c.relname, a.attnum
 """
 _REDO: Final = "SELECT redo_lsn FROM pg_control_checkpoint()"
-_XACT_STATUS: Final = """
-WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::numeric AS xid)
-SELECT x, pg_xact_status((CASE WHEN x > mod(now.xid, 4294967296) THEN trunc(now.xid / 4294967296) - 1
-                               ELSE trunc(now.xid / 4294967296) END * 4294967296 + x)::text::xid8)
-  FROM unnest($1::numeric[]) x, now WHERE now.xid >= x
-"""
+_NEXT: Final = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+_XACT_STATUS: Final = "SELECT x, pg_xact_status(x::text::xid8) FROM unnest($1::numeric[]) x"
 _OPERATORS: Final = """
 SELECT o.oid, o.oprname, o.oprcode::oid FROM pg_operator o WHERE o.oid < 16384
 """
@@ -112,6 +111,8 @@ class Upstream:
     may_checkpoint: bool
     c_collation: bool
     """The database's default collation compares bytes."""
+    tablespace: int = 1663
+    """The database's default tablespace, at the moment that this is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ async def inspect(connection: Connection) -> Upstream:
         int(str(segment)),
         checkpoint == "t",
         row[13] == "t",
+        int(str(row[14])),
     )
 
 
@@ -252,17 +254,52 @@ async def prepared_transactions(connection: Connection) -> set[int]:
 
 
 async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
-    """Return the status of each: "committed", "aborted", "in progress", or None if the server has forgotten it."""
-    wanted = sorted(xids)
+    """Return the status of each: "committed", "aborted", "in progress", or None if the server has forgotten it.
+
+    One that waits for a synchronous standby is in progress for the server, although its end is written.  Of those that
+    ended before the last checkpoint pg_xact's file tells it.
+    """
+    ((text,),) = await connection.query(_NEXT)
+    completed = int(str(text))
     found: dict[int, str | None] = {}
+    whole: dict[int, int] = {}
+    for xid in xids:
+        before = (completed - xid) & 0xFFFFFFFF
+        if before == 0 or before >= 1 << 31:
+            # It began after all those that have ended, as subtransactions do of which no list tells.
+            found[xid] = "in progress"
+        elif completed - before < 3:
+            found[xid] = None
+        else:
+            whole[completed - before] = xid
+    wanted = sorted(whole)
     for first in range(0, len(wanted), 1000):
         try:
             rows = await connection.query(_XACT_STATUS, [wanted[first : first + 1000]])
         except PublisherError as error:
             error.context = "while asking for the status of transactions"
             raise
-        for xid, status in rows:
-            found[int(str(xid))] = status
+        for number, status in rows:
+            found[whole[int(str(number))]] = status
+    running = sorted(xid for xid, status in found.items() if status == "in progress")
+    for segment, group in groupby(running, lambda xid: xid // _XACTS_PER_SEGMENT):
+        found |= await _status_on_disk(connection, segment, list(group))
+    return found
+
+
+async def _status_on_disk(connection: Connection, segment: int, xids: Sequence[int]) -> dict[int, str]:
+    """Return what a file of pg_xact says of transactions, in order (clog.c: TransactionIdGetStatus)."""
+    first = xids[0] % _XACTS_PER_SEGMENT // 4
+    size = xids[-1] % _XACTS_PER_SEGMENT // 4 - first + 1
+    ((text,),) = await connection.query(
+        f"SELECT pg_read_binary_file($1, {first}, {size}, true)", [f"pg_xact/{segment:04X}"]
+    )
+    data = b"" if text is None else bytes.fromhex(text[2:])
+    found: dict[int, str] = {}
+    for xid in xids:
+        at = xid % _XACTS_PER_SEGMENT // 4 - first
+        bits = data[at] >> xid % 4 * 2 & 3 if at < len(data) else 0
+        found[xid] = {1: "committed", 2: "aborted"}.get(bits, "in progress")
     return found
 
 

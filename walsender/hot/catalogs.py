@@ -294,7 +294,7 @@ class CatalogTable:
 
 
 class Catalogs:
-    """All catalogs.  `files`: by file number; `oids`: the catalogs' own."""
+    """All catalogs.  `files`: by file (walk.py: file_key); `oids`: the catalogs' own."""
 
     def __init__(self, files: dict[int, CatalogTable], oids: Set[int]) -> None:
         self.files = files

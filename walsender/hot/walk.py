@@ -73,14 +73,23 @@ TOAST: Final = 1
 """Added to `code`, which is twice the relation's number, for a TOAST table."""
 
 
+def file_key(space: int, number: int) -> int:
+    """Return what names a file of the decoded database, or a shared one: its number is unique only in its tablespace.
+
+    It is the same only within a process.
+    """
+    key: i64 = (i64(number) & 0xFFFFFFFF) | ((i64(space) & 0xFFFFFFFF) << 32)
+    return key
+
+
 class Walk:
     """The walk while decoding, with the decoder's state that it needs.
 
     `irrelevant`: a byte for each kind of record (16 * resource manager + the upper four bits of its info), not 0 if only
     the transaction ids of such records matter.
     `by_xid`: the transactions in progress; `begin` makes one, from its id and the LSN of its first record.
-    `by_file`: relations by file number; `code` says what is done with their changes.  `ignored_files`: files whose
-    changes are never sent, whatever a transaction does to the catalogs.
+    `by_file`: relations by file (file_key); `code` says what is done with their changes.  `ignored_files`: files whose
+    changes are not sent, whatever a transaction does to the catalogs.
     `catalogs`: see catalogs.py; `sees_changes` is called with a transaction that has changed them, and the LSN.
     `rows`: whether rows may be handled here at all.  A transaction's part of `enough` bytes is handed over (assembly.py).
     """
@@ -176,9 +185,9 @@ class Walk:
                 if word & XLOG_HEAP_OPMASK == XLOG_HEAP2_MULTI_INSERT:
                     if xid == 0:
                         break
-                    number: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8) >> 32 & 0xFFFFFFFF
-                    if number not in self.ignored_files:
-                        if number not in self.tables or not self._several(buffer, offset, after, lsn, xid, word):
+                    file = _file(buffer, offset + RECORD_HEADER_BYTES + 4)
+                    if file not in self.ignored_files:
+                        if file not in self.tables or not self._several(buffer, offset, after, lsn, xid, word, file):
                             break
                         checked = True
                     by_xid[xid].has_base = True
@@ -223,7 +232,7 @@ class Walk:
             at += 2
         if at + 16 + size != after:
             return False
-        return i64(read_i32_le(buffer, at + 8)) & 0xFFFFFFFF not in self.tables
+        return _file(buffer, at) not in self.tables
 
     def _row(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
         """Handle a heap record; return False to leave it."""
@@ -246,20 +255,17 @@ class Walk:
         main_size: i64 = buffer[data - 1]
         if main + main_size != after or main_size < 2:
             return False
-        locator: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8)
-        database: i64 = locator & 0xFFFFFFFF
-        number: i64 = (locator >> 32) & 0xFFFFFFFF
+        file = _file(buffer, offset + RECORD_HEADER_BYTES + 4)
+        database: i64 = i64(read_i32_le(buffer, offset + RECORD_HEADER_BYTES + 8)) & 0xFFFFFFFF
         txn = self.by_xid.get(xid)
         code: i64 = IGNORED
-        if number in self.ignored_files:
+        if file in self.ignored_files:
             pass
         elif database == self.database or database == 0:
             by_file = self.by_file if txn is None or txn.cache is None else txn.cache
-            found = by_file.get(number)
+            found = by_file.get(file)
             if found is None:
-                return number in self.tables and self._catalog(
-                    buffer, offset, data, main, after, lsn, xid, word, number
-                )
+                return file in self.tables and self._catalog(buffer, offset, data, main, after, lsn, xid, word, file)
             code = found.code
             if code < 0:
                 return False
@@ -311,7 +317,7 @@ class Walk:
         txn.has_base = True
         if code == IGNORED:
             return True
-        number = code >> 1
+        number: i64 = code >> 1
         writer = BytesWriter()
         writer.append(kind)
         write_i64_le(writer, xid | number << 32)
@@ -334,14 +340,14 @@ class Walk:
         return True
 
     def _catalog(
-        self, buffer: bytes, offset: i64, data: i64, main: i64, after: i64, lsn: i64, xid: i64, word: i64, number: i64
+        self, buffer: bytes, offset: i64, data: i64, main: i64, after: i64, lsn: i64, xid: i64, word: i64, file: int
     ) -> bool:
         """Handle a change of a catalog's tuple, `main` as in _row; return False to leave it."""
         if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
             return False
         block: i64 = i64(read_i32_le(buffer, offset + RECORD_HEADER_BYTES + 16)) & 0xFFFFFFFF
         done: int = self.catalogs.change(
-            self.tables[number], buffer, word & XLOG_HEAP_OPMASK, block, data, main, after, xid
+            self.tables[file], buffer, word & XLOG_HEAP_OPMASK, block, data, main, after, xid
         )
         if done == 0:
             return False
@@ -353,7 +359,7 @@ class Walk:
             self.sees_changes(txn, lsn)
         return True
 
-    def _several(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
+    def _several(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64, file: int) -> bool:
         """Handle a multi-insert into a catalog whose one block has no image; return False to leave it."""
         head: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES)
         data: i64 = offset + RECORD_HEADER_BYTES + _ONE_BLOCK
@@ -369,7 +375,7 @@ class Walk:
         if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
             return False
         block: i64 = i64(read_i32_le(buffer, offset + RECORD_HEADER_BYTES + 16)) & 0xFFFFFFFF
-        table = self.tables[(read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8) >> 32) & 0xFFFFFFFF]
+        table = self.tables[file]
         done: int = self.catalogs.several(table, buffer, word & 0xF0, block, data, main, after, xid)
         if done == 0:
             return False
@@ -384,7 +390,8 @@ class Skim:
 
     It skips the kinds of records that are `irrelevant`, as Walk has them.  XLOG_SWITCH must not be one: no record follows
     it in its segment.  With `seen` it adds the records' transactions there and also skips ends of transactions that
-    name no others, but stops at records that have a block of one of `files` or name a top-level transaction.
+    name no others, but stops at records that have a block of one of `files` (by number alone) or name a top-level
+    transaction.
     """
 
     def __init__(self, irrelevant: bytes, files: Set[int] | None = None, seen: set[int] | None = None) -> None:
@@ -516,6 +523,12 @@ def _ends_alone(buffer: bytes, offset: i64, after: i64, word: i64) -> bool:
     if word & XLOG_XACT_HAS_INFO == 0:
         return after == data + 8
     return after == data + 20 and read_i32_le(buffer, data + 8) == XACT_XINFO_HAS_DBINFO
+
+
+def _file(buffer: bytes, at: i64) -> int:
+    """Return the file_key of the locator at `at`: tablespace, database, number."""
+    key: i64 = (i64(read_i32_le(buffer, at + 8)) & 0xFFFFFFFF) | ((i64(read_i32_le(buffer, at)) & 0xFFFFFFFF) << 32)
+    return key
 
 
 def _right(buffer: bytes, offset: i64, after: i64, crc: i64) -> bool:

@@ -46,6 +46,9 @@ _ONE_BLOCK: Final = Struct("<BBHIIIIBB")
 RelFileLocator = tuple[int, int, int]
 """Tablespace, database (0: shared), file number."""
 
+GLOBAL_TABLESPACE: Final = 1664
+"""Where the files of shared catalogs are."""
+
 
 @dataclass(slots=True)
 class BlockRef:

@@ -7,6 +7,7 @@ standbydefs.h (xl_running_xacts).  Times are microseconds since 2000-01-01 UTC.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
@@ -21,7 +22,7 @@ _U32: Final = Struct("<I")
 _DB: Final = Struct("<II")
 _ORIGIN: Final = Struct("<Qq")
 _PREPARE: Final = Struct("<IIIIqIiiiiii?xHQq")
-_RUNNING: Final = Struct("<iiIIII")
+_RUNNING: Final = Struct("<ii?xxxIII")
 _INVALIDATION_BYTES: Final = 16
 _LOCATOR_BYTES: Final = 12
 
@@ -57,12 +58,19 @@ class XactPrepare:
 class RunningXacts:
     """A list of running transactions.
 
-    `xids` holds subtransactions too, as far as the server knew them; `next_xid` is the first not yet assigned.
+    `xids` holds subtransactions too, unless it `overflowed`: then it holds none.  `next_xid` is the first not yet assigned.
     """
 
     xids: tuple[int, ...]
     next_xid: int
     oldest_running: int
+    overflowed: bool = False
+
+    def ended(self, xids: Iterable[int]) -> list[int]:
+        """Return those of the transactions, which had begun before the list, that have ended, as far as the list tells."""
+        listed = frozenset(self.xids)
+        before = [(xid, (xid - self.oldest_running) & 0xFFFFFFFF >= 1 << 31) for xid in xids]
+        return [xid for xid, is_old in before if is_old or (not self.overflowed and xid not in listed)]
 
 
 def parse_end(record: Record, wal_format: WalFormat) -> XactEnd:
@@ -134,14 +142,14 @@ def parse_running_xacts(record: Record) -> RunningXacts | None:
     if record.info & 0xF0 != f.XLOG_RUNNING_XACTS:
         return None
     try:
-        count, subcount, _, next_xid, oldest, _ = _RUNNING.unpack_from(record.main)
+        count, subcount, overflowed, next_xid, oldest, _ = _RUNNING.unpack_from(record.main)
         total = count + subcount
         if count < 0 or subcount < 0 or 24 + 4 * total > len(record.main):
             raise WalCorrupted("the list of running transactions is too short", record.lsn)
         xids = struct.unpack_from(f"<{total}I", record.main, 24)
     except struct.error as error:
         raise WalCorrupted("the list of running transactions is too short", record.lsn) from error
-    return RunningXacts(xids, next_xid, oldest)
+    return RunningXacts(xids, next_xid, oldest, overflowed)
 
 
 def _count(data: bytes, position: int, size: int) -> int:

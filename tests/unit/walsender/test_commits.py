@@ -43,3 +43,25 @@ def test_a_list_that_comes_while_a_snapshot_is_compared_forgets_nothing() -> Non
         assert fitting(commits.recent, snapshot, 50) == 10
     commits.add(_list(60))
     assert not commits.recent
+
+
+def _shutdown(lsn: int) -> Record:
+    return Record(lsn, lsn, 0, Rmgr.XLOG, f.XLOG_CHECKPOINT_SHUTDOWN, [], struct.pack("<Q", lsn) + bytes(80), 0, 0)
+
+
+def _commit_prepared(lsn: int, xid: int) -> Record:
+    info = f.XLOG_XACT_COMMIT_PREPARED | f.XLOG_XACT_HAS_INFO
+    main = struct.pack("<qII", 0, f.XACT_XINFO_HAS_TWOPHASE, xid)
+    return Record(lsn, lsn, 0, Rmgr.XACT, info, [], main, 0, 0)
+
+
+def test_a_slot_begins_at_a_shutdown_only_behind_what_was_prepared_there() -> None:
+    """Of one that was prepared before the WAL that is read, and has ended before it was read, only its end tells."""
+    commits = _commits()
+    for record in (_shutdown(10), _commit(20, 101)):
+        commits.add(record)
+    assert commits.restart_for(30, 0) == 10
+    commits.add(_commit_prepared(40, 90))
+    assert [commits.restart_for(lsn, 0) for lsn in (30, 40, 50)] == [None, None, 10]
+    commits.add(_list(60))
+    assert commits.restart_for(70, 0) == 60

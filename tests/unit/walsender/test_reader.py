@@ -14,7 +14,7 @@ from pubsub.errors import FeatureNotSupported
 from tests.unit.walsender.wal import GEOMETRY, SEGMENT, Wal, main_data, one_block, record_bytes, row
 from walsender.decode import changes
 from walsender.decode.transactions import Part, Txn
-from walsender.hot.walk import FRAME_OVERHEAD, Skim, Walk
+from walsender.hot.walk import FRAME_OVERHEAD, Skim, Walk, file_key
 from walsender.xlog.errors import WalCorrupted, WalMissing
 from walsender.xlog.formats import XLOG_BLCKSZ, XLOG_SWITCH, XLP_FIRST_IS_OVERWRITE_CONTRECORD
 from walsender.xlog.reader import WalReader
@@ -265,7 +265,7 @@ def test_page_images_of_tables_other_than_catalogs_are_skipped() -> None:
         head = struct.pack("<BBHHHBIIII", 0, 0x10, 0, 100, 24, 1, 1663, 5, number, 0)
         wal.record(head + bytes(100), info=0xB0)
     reader = WalReader(GEOMETRY, wal.start)
-    reader.walk = walk({}, tables={1259: None})
+    reader.walk = walk({}, tables={file_key(1663, 1259): None})
     reader.feed(wal.start, bytes(wal.data))
     assert [record[3] for record in reader.records()] == [wal.records[1][0]]
 
@@ -286,7 +286,7 @@ def test_rows_are_cut_out_on_the_way() -> None:
         return begun[xid]
 
     reader = WalReader(GEOMETRY, wal.start)
-    reader.walk = walk(begun, begin=begin, by_file={16400: SimpleNamespace(code=14)})
+    reader.walk = walk(begun, begin=begin, by_file={file_key(1663, 16400): SimpleNamespace(code=14)})
     reader.feed(wal.start, bytes(wal.data))
     assert [record[3] for record in reader.records()] == [wal.records[2][0]]
     head = changes.HEAD.pack

@@ -54,6 +54,24 @@ def test_prepared_transactions_outlive_a_shutdown() -> None:
     assert builder.consistent_point == 300
 
 
+def test_transactions_that_are_prepared_at_a_first_shutdown_are_waited_for() -> None:
+    builder = building()
+    builder.shutdown(100, prepared=[8, 9])
+    assert builder.state is State.FULL
+    builder.running(200, RunningXacts((9, 12), 13, 9))
+    assert not builder.consistent
+    builder.ended(300, [9])
+    assert builder.consistent_point == 300
+
+
+def test_a_list_tells_who_has_ended() -> None:
+    """One that holds no subtransactions tells it only of those that are older than all that run."""
+    assert RunningXacts((7, 9), 12, 7).ended(range(5, 12)) == [5, 6, 8, 10, 11]
+    assert RunningXacts((7, 9), 12, 7, overflowed=True).ended(range(5, 12)) == [5, 6]
+    around = [0xFFFFFFFD, 0xFFFFFFFE, 0xFFFFFFFF, 3, 4, 5]
+    assert RunningXacts((0xFFFFFFFE, 4), 6, 0xFFFFFFFE).ended(around) == [0xFFFFFFFD, 0xFFFFFFFF, 3, 5]
+
+
 def test_states_change_only_forward() -> None:
     builder = SnapshotBuilder()
     with pytest.raises(ValueError, match="cannot go"):
