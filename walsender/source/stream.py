@@ -121,7 +121,7 @@ class WalStream:
         A server that is shut down waits until all that it sent is reported flushed, or written if no flush position is
         reported (walsender.c: WalSndDone).  Without a slot none ever is, so that no commit waits for this walsender, or is
         taken for safe because of it (synchronous_standby_names = '*').  A slot moves to the reported flush position; it is
-        reported once and then taken back.
+        reported once, with nothing beyond it as written (synchronous_commit = remote_write), and then taken back.
         """
         self._sent = time.monotonic()
         self._reported = self.flushed
@@ -131,7 +131,7 @@ class WalStream:
             await self._stream.send_status(*self._positions(), reply=ask)
             return
         if self._slot is not None and self.flushed:
-            await self._stream.send_status(self._next, self.flushed, self.flushed)
+            await self._stream.send_status(self.flushed, self.flushed, self.flushed)
         await self._stream.send_status(self._next, 0, 0, reply=ask)
 
     async def close(self) -> None:

@@ -27,13 +27,13 @@ class Told:
         (None, 0, [(500, 0, 0)]),
         (None, 300, [(500, 0, 0)]),
         ("hold", 0, [(500, 0, 0)]),
-        ("hold", 300, [(500, 300, 300), (500, 0, 0)]),
+        ("hold", 300, [(300, 300, 300), (500, 0, 0)]),
     ],
 )
 def test_a_server_can_shut_down_and_a_slot_keeps_what_is_needed(
     slot: str | None, flushed: int, said: list[tuple[int, int, int]]
 ) -> None:
-    """All is reported as written; to a slot, what is no longer needed as flushed."""
+    """All is reported as written; to a slot, what is no longer needed as flushed, and nothing else beside it."""
     connection: Any = None
     stream = WalStream(connection, slot)
     told: Any = Told()

@@ -1,0 +1,96 @@
+"""What `walsender decode` and `pubsub publish` report to the server: no more than is kept, and in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.publish import Publish
+from tests.support.replica import wait_until
+from tests.support.walsender_decodings import Decoding
+
+pytestmark = pytest.mark.full
+
+RESTART = "SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = 'hold'"
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        server.query("SELECT pg_create_physical_replication_slot('hold', true)")
+        yield server
+
+
+WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+@contextmanager
+def waiting_commit(server: EmbeddedPostgres) -> Iterator[None]:
+    """Have a commit wait for a standby that has only written the WAL, for as long as the context lasts."""
+
+    def commit() -> None:
+        with psycopg.connect(server.conninfo("postgres"), autocommit=True) as waiting:
+            waiting.execute("SET synchronous_commit = remote_write; INSERT INTO t VALUES (2)")
+
+    thread = threading.Thread(target=commit, daemon=True)
+    thread.start()
+    wait_until(lambda: server.query(WAITS) == [(1,)], "the commit waits")
+    yield
+    assert server.query("SELECT id FROM t WHERE id = 2") == []
+    assert server.query(WAITS) == [(1,)]
+    server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    server.query("SELECT pg_reload_conf()")
+    thread.join()
+
+
+def wait_for_anyone(server: EmbeddedPostgres) -> None:
+    server.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    server.query("SELECT pg_reload_conf()")
+
+
+def flushed(server: EmbeddedPostgres) -> int:
+    """Return where the WAL ends, without a commit."""
+    ((end,),) = server.query("SELECT pg_current_wal_flush_lsn()")
+    return Lsn.parse(str(end))
+
+
+def test_no_commit_is_confirmed_by_what_keeps_nothing(server: EmbeddedPostgres) -> None:
+    """A physical slot moves, and synchronous_standby_names = '*' waits on: even for a standby that has only written."""
+    with Decoding(server, "postgres", more=["--slot", "hold"]) as decoding:
+        decoding.wait_consistent()
+        with server.connect() as early:
+            early.execute("SET synchronous_commit = local; BEGIN; INSERT INTO t VALUES (1)")
+            wait_for_anyone(server)
+            # Decoding can begin again here once the transaction has ended.
+            server.execute("CHECKPOINT")
+            early.execute("COMMIT")
+        ((before,),) = server.query(RESTART)
+        with waiting_commit(server):
+
+            def moved() -> bool:
+                server.execute("CHECKPOINT")
+                return server.query(RESTART) != [(before,)]
+
+            wait_until(moved, "the slot moves")
+            decoding.wait_for(flushed(server))
+
+
+def test_no_commit_is_confirmed_by_the_server(server: EmbeddedPostgres, tmp_path: Path) -> None:
+    """What it receives without a slot is told to nobody as kept, though it is in the spool."""
+    publish = Publish(tmp_path / "node", server.conninfo("postgres"))
+    try:
+        wait_for_anyone(server)
+        with waiting_commit(server):
+            sent = "SELECT sent_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication"
+            wait_until(lambda: server.query(sent) == [(True,)], "the WAL is sent")
+            assert publish.terminate() == 0
+    finally:
+        publish.kill()
