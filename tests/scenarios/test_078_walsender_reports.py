@@ -12,6 +12,7 @@ import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.bad_network import BadNetwork
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
 from tests.support.walsender_decodings import Decoding
@@ -94,3 +95,59 @@ def test_no_commit_is_confirmed_by_the_server(server: EmbeddedPostgres, tmp_path
             assert publish.terminate() == 0
     finally:
         publish.kill()
+
+
+def test_a_slot_moves_as_far_as_the_reader_has_confirmed(server: EmbeddedPostgres) -> None:
+    """A reader that dies with all that it has not kept begins again at its last position: the WAL for that is there."""
+    with Decoding(server, "postgres", more=["--slot", "hold", "--confirm"]) as decoding:
+        decoding.wait_consistent()
+        server.execute("INSERT INTO t VALUES (1)")
+        kept = flushed(server)
+        decoding.wait_for(kept)
+        ((before,),) = server.query(RESTART)
+        for number in range(2, 6):
+            server.execute(f"INSERT INTO t VALUES ({number})")
+            server.execute("CHECKPOINT")
+            decoding.wait_for(flushed(server))
+        assert server.query(RESTART) == [(before,)]
+        assert decoding.process.stdin is not None
+        decoding.process.stdin.write(f"{Lsn(kept)}\n")
+        decoding.process.stdin.flush()
+        server.execute("CHECKPOINT")
+        decoding.wait_for(flushed(server))
+        assert server.query(f"SELECT ({RESTART})::pg_lsn <= '{Lsn(kept)}'") == [(True,)]
+        decoding.process.stdin.write(f"{Lsn(flushed(server))}\n")
+        decoding.process.stdin.flush()
+
+        def moved() -> bool:
+            server.execute("CHECKPOINT")
+            return server.query(f"SELECT ({RESTART})::pg_lsn > '{Lsn(kept)}'") == [(True,)]
+
+        wait_until(moved, "the slot follows")
+        decoding.process.stdin.write("nonsense\n")
+        decoding.process.stdin.flush()
+
+        def ended() -> bool:
+            server.execute("CHECKPOINT")
+            return decoding.process.poll() is not None
+
+        wait_until(ended, "what is no position ends it")
+        wait_until(lambda: "CONTEXT:" in "".join(decoding.errors), "it says why")
+        assert 'invalid input syntax for type pg_lsn: "nonsense"' in "".join(decoding.errors)
+
+
+def test_a_server_that_falls_silent_is_asked_anew(server: EmbeddedPostgres) -> None:
+    """Connections that are half open, of SQL and of the stream, are given up after wal_receiver_timeout."""
+    with BadNetwork(server.port) as network:
+        conninfo = f"host=127.0.0.1 port={network.port} dbname=postgres user=postgres"
+        network.silence_after(1 << 20)  # in the midst of the catalogs
+        more = ["--wal-receiver-timeout", "2s"]
+        with Decoding(server, "postgres", conninfo=conninfo, more=more) as decoding:
+            decoding.wait_consistent()
+            assert network.connections > 3
+            before = network.connections
+            network.silence()
+            server.execute("INSERT INTO t VALUES (1)")
+            decoding.wait_for(flushed(server))
+            assert network.connections > before
+            assert [one.data[:1] for one in decoding.stop()] == [b"B", b"R", b"I", b"C"]

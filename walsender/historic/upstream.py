@@ -235,7 +235,10 @@ async def read_file(connection: Connection, path: str) -> bytes:
 async def checkpoint(connection: Connection, may_checkpoint: bool) -> Lsn:
     """Make a checkpoint if `may_checkpoint`; return the redo position of the last one."""
     if may_checkpoint:
+        # It takes as long as the server needs to write.
+        patience, connection.answer_timeout = connection.answer_timeout, None
         await connection.execute("CHECKPOINT")
+        connection.answer_timeout = patience
     ((redo,),) = await connection.query(_REDO)
     return Lsn.parse(str(redo))
 

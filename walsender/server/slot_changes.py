@@ -97,6 +97,7 @@ async def _decoded(
         feed.server.system_identifier,
         end,
         upto_changes or 0,
+        feed.receiver_timeout,
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "walsender.streaming.changes"),

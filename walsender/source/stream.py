@@ -20,6 +20,8 @@ from walsender.xlog.formats import XLOG_BLCKSZ
 
 STATUS_INTERVAL: Final = 5.0
 """Seconds between status updates."""
+_BUSY_INTERVAL: Final = 0.5
+"""The same, while the server's requests for a reply are not read."""
 RECEIVER_TIMEOUT: Final = 60.0
 """wal_receiver_timeout's default."""
 _UNDEFINED_FILE: Final = "58P01"
@@ -112,6 +114,14 @@ class WalStream:
             raise ConnectionFailure(
                 "terminating walreceiver due to timeout", hint="The server sent nothing for wal_receiver_timeout."
             ) from None
+
+    async def keep_alive(self) -> None:
+        """Report what was reported before, if that was a while ago: a server ends a walsender that nobody answers.
+
+        For a receiver that is busy with what has come (wal_sender_timeout).  Raises ConnectionFailure.
+        """
+        if self._stream is not None and time.monotonic() - self._sent > _BUSY_INTERVAL:
+            await self.send_status()
 
     async def send_status(self, *, ask: bool = False) -> None:
         """Report to the server which WAL has come and which is no longer needed; `ask` it to reply.

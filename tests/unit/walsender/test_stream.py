@@ -42,3 +42,26 @@ def test_a_server_can_shut_down_and_a_slot_keeps_what_is_needed(
     stream.flushed = flushed
     asyncio.run(stream.send_status())
     assert told.said == said
+
+
+def test_a_busy_receiver_tells_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server ends a walsender whose requests for a reply nobody reads (wal_sender_timeout)."""
+    connection: Any = None
+    stream = WalStream(connection)
+    now = 100.0
+    monkeypatch.setattr("walsender.source.stream.time.monotonic", lambda: now)
+
+    async def tell() -> None:
+        nonlocal now
+        await stream.keep_alive()  # before it has begun
+        told: Any = Told()
+        stream._stream = told
+        stream._next = 500
+        await stream.keep_alive()
+        await stream.keep_alive()
+        assert told.said == [(500, 0, 0)]
+        now += 1.0
+        await stream.keep_alive()
+        assert told.said == [(500, 0, 0)] * 2
+
+    asyncio.run(tell())
