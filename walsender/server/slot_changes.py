@@ -82,6 +82,8 @@ async def _decoded(
     if end <= start:
         return [], 0, 0
     await feed.wait_for(end)
+    if slot.failover:
+        await service.standby_slots.wait_for(end)
     restart = feed.commits.restart_for(start, feed.oldest) or slot.restart_lsn
     task = Task(
         service.upstream.with_database(slot.database, session.settings),
