@@ -12,18 +12,18 @@ and a transaction's fate at R:
   it has a record in [R, E], or is named in one    in progress at R (or not begun)
   else                                             as the hint bits say, or as the server said before E
 
+The files come in page by page.  What the WAL has said by then allows to drop most dead tuples at once (`_Ends.kept`).
+
 From R on the tracker follows the WAL.  `WindowScan` takes the records of [R, E]; `CatalogBootstrap` makes the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalog_layouts import CatalogName
 from walsender.historic.heappage import (
     HEAP_MOVED,
     HEAP_XMAX_COMMITTED,
@@ -43,11 +43,10 @@ from walsender.hot.catalogs import CatalogTable
 from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
-from walsender.xlog.record import Record
+from walsender.xlog.record import BlockRef, Record
 from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
 
 _FIRST_NORMAL_XID: Final = 3
-_EMPTY: Final = b""
 _IRRELEVANT: Final = bytes(
     kind in {Rmgr.XLOG << 4 | f.XLOG_FPI >> 4, Rmgr.XLOG << 4 | f.XLOG_FPI_FOR_HINT >> 4}
     or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
@@ -56,13 +55,54 @@ _IRRELEVANT: Final = bytes(
 """Kinds of records of which `WindowScan` reads only the transaction and the blocks."""
 
 
-@dataclass(slots=True)
-class _Page:
-    """A page at R: its image at the first touch, and the offset numbers where that touch inserted and deleted."""
+class _Ends:
+    """What the WAL from R on has said so far about the ends of transactions, for the tuples that are looked at."""
 
-    image: bytes
-    inserted: frozenset[int]
-    deleted: frozenset[int]
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        """Every transaction that has a record or is named in one."""
+        self.undecided: set[int] = set()
+        """Those of tuples without a hint bit."""
+        self.oldest_running: int | None = None
+        """The oldest transaction on the newest list of running ones; None: there was no list."""
+        self._numbers: dict[int, int] = {}
+
+    def kept(self, tuples: Iterable[PageTuple]) -> list[PageTuple]:
+        """Return the tuples that may matter at R.
+
+        The others were deleted, or inserted by a transaction that was rolled back, before R: the hint bits say how the
+        transaction ended, it was not running at a list in [R, E], and nothing of it is in the WAL from R up to that list.
+        """
+        found: list[PageTuple] = []
+        number_of = self._numbers.setdefault
+        for number, xmin, xmax, mask, row in tuples:
+            if not mask & HEAP_MOVED:
+                gone = mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID and self._ended_before(xmin)
+                deleted = (
+                    mask & (HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI | HEAP_XMAX_LOCK_ONLY)
+                    == HEAP_XMAX_COMMITTED
+                )
+                if gone or (deleted and self._ended_before(xmax)):
+                    continue
+            if _fate_unknown(xmin, mask, HEAP_XMIN_COMMITTED, HEAP_XMIN_INVALID):
+                self.undecided.add(xmin)
+            if not mask & (HEAP_XMAX_LOCK_ONLY | HEAP_XMAX_IS_MULTI) and _fate_unknown(
+                xmax, mask, HEAP_XMAX_COMMITTED, HEAP_XMAX_INVALID
+            ):
+                self.undecided.add(xmax)
+            # There are few different ones of these numbers, and many tuples.
+            found.append((number, number_of(xmin, xmin), number_of(xmax, xmax), number_of(mask, mask), row))
+        return found
+
+    def _ended_before(self, xid: int) -> bool:
+        """Return whether a transaction that has ended did so before R."""
+        oldest = self.oldest_running
+        return (
+            oldest is not None
+            and xid >= _FIRST_NORMAL_XID
+            and (xid - oldest) & 0xFFFFFFFF >= 1 << 31
+            and xid not in self.seen
+        )
 
 
 class WindowScan:
@@ -78,9 +118,10 @@ class WindowScan:
         """Whether the window's WAL so far is known to have been written with wal_level = logical."""
         self._files = {file.number: file for file in files}
         self._oids = {file.oid for file in files}
-        self.pages: dict[tuple[int, int], _Page] = {}
-        self.seen: set[int] = set()
-        """Every transaction that has a record or is named in one."""
+        self.pages: dict[tuple[int, int], list[PageTuple]] = {}
+        """The tuples at R of pages that a record touches, by file and block."""
+        self.ends = _Ends()
+        self.seen = self.ends.seen
         self._skim = Skim(_IRRELEVANT, self._files.keys(), self.seen)
         self._creator = 0
         """The transaction that created the database, if that was in the window: it logs the catalogs whole
@@ -105,6 +146,7 @@ class WindowScan:
             running = parse_running_xacts(record)
             if running is not None:
                 self.seen.update(running.xids)
+                self.ends.oldest_running = running.oldest_running
         elif record.rmgr == Rmgr.DBASE and record.info & 0xF0 == f.XLOG_DBASE_CREATE_WAL_LOG:
             if int.from_bytes(record.main[:4], "little") == self._database:
                 self._creator = record.xid
@@ -124,15 +166,15 @@ class WindowScan:
             if key in self.pages:
                 continue
             if block.will_init:
-                self.pages[key] = _Page(_EMPTY, frozenset(), frozenset())
+                self.pages[key] = []
             elif block.image is not None:
                 if inserted is None:
                     inserted, deleted = places(record) if changes_tuples(record) else (set(), set())
-                self.pages[key] = _Page(
-                    block.full_page(record.lsn),
-                    frozenset(o for b, o in inserted if b == block.block),
-                    frozenset(o for b, o in deleted if b == block.block),
-                )
+                try:
+                    self.pages[key] = self.ends.kept(_before(block, record.lsn, inserted, deleted))
+                except DataCorrupted as error:
+                    error.context = f"block {block.block} of {self._files[key[0]].name}"
+                    raise
             elif changes_tuples(record):
                 raise NotInPrerequisiteState(
                     "a catalog's page was changed without having been logged whole",
@@ -189,38 +231,51 @@ class WindowScan:
 class CatalogBootstrap:
     """Makes the tables at R from the catalogs' files as they were read."""
 
-    def __init__(self, files: list[CatalogFile], contents: dict[CatalogName, bytes], server: Upstream) -> None:
+    def __init__(self, files: list[CatalogFile], server: Upstream, scan: WindowScan) -> None:
         self._files = files
-        self._contents = contents
         self._server = server
+        self._scan = scan
+        self._pages: dict[tuple[int, int], list[PageTuple] | DataCorrupted] = {}
+        """The tuples of pages as the files had them, or what is wrong with them: they were being written, then."""
 
-    def undecided(self, scan: WindowScan) -> set[int]:
+    def take(self, file: CatalogFile, first: int, pages: bytes) -> int:
+        """Take pages of a file, from the block `first` on; return the next block.
+
+        Give the WAL from R on to the scan first: what that knows of already takes no memory.
+        """
+        touched = self._scan.pages
+        for block in range(first, first + len(pages) // BLCKSZ):
+            key = file.number, block
+            if key in touched:
+                continue
+            start = (block - first) * BLCKSZ
+            try:
+                found = self._scan.ends.kept(tuples_of(pages[start : start + BLCKSZ]))
+            except DataCorrupted as error:
+                self._pages[key] = error
+                continue
+            if found:
+                self._pages[key] = found
+        return first + len(pages) // BLCKSZ
+
+    def undecided(self) -> set[int]:
         """Return the transactions whose fate only the server knows."""
-        found: set[int] = set()
-        for file in self._files:
-            for _, (_, xmin, xmax, mask, _) in self._tuples(file, scan):
-                if _fate_unknown(xmin, mask, HEAP_XMIN_COMMITTED, HEAP_XMIN_INVALID):
-                    found.add(xmin)
-                if not mask & (HEAP_XMAX_LOCK_ONLY | HEAP_XMAX_IS_MULTI) and _fate_unknown(
-                    xmax, mask, HEAP_XMAX_COMMITTED, HEAP_XMAX_INVALID
-                ):
-                    found.add(xmax)
-        return found - scan.seen
+        return self._scan.ends.undecided - self._scan.seen
 
     def tables(
-        self, scan: WindowScan, status: dict[int, str | None]
+        self, status: dict[int, str | None]
     ) -> tuple[dict[int, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
-        """Return the tables by file number, and what each transaction in progress at R had done to them.
+        """Return the tables by file number, and what each transaction in progress at R had done to them; call it once.
 
         `status`: the fates as the server reported them.  Raises DataCorrupted, NotInPrerequisiteState.
         """
         tables: dict[int, CatalogTable] = {}
         pending: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
-        open_ones = scan.seen | {xid for xid, said in status.items() if said == "in progress"}
+        open_ones = self._scan.seen | {xid for xid, said in status.items() if said == "in progress"}
         aborted = {xid for xid, said in status.items() if said == "aborted"}
         for file in self._files:
             table = tables[file.number] = CatalogTable(layout_of(file, self._server))
-            for block, (number, xmin, xmax, mask, row) in self._tuples(file, scan):
+            for block, (number, xmin, xmax, mask, row) in self._tuples(file):
                 if mask & HEAP_MOVED:
                     raise NotInPrerequisiteState(f"{file.name} was last written by a version before 9.0")
                 creator = 0
@@ -255,28 +310,31 @@ class CatalogBootstrap:
                     pending.setdefault(deleter, []).append((table, tid, False))
         return tables, pending
 
-    def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
-        """Yield the tuples at R, each with its block."""
-        content = self._contents[file.name]
-        blocks = len(content) // BLCKSZ
-        touched = {block: page for (number, block), page in scan.pages.items() if number == file.number}
-        for block in sorted({*range(blocks), *touched}):
-            page = touched.get(block)
-            try:
-                if page is None:
-                    for found in tuples_of(content[block * BLCKSZ : (block + 1) * BLCKSZ]):
-                        yield block, found
-                    continue
-                for number, xmin, xmax, mask, row in tuples_of(page.image) if page.image else ():
-                    if number in page.inserted:
-                        continue
-                    if number in page.deleted:
-                        yield block, (number, xmin, 0, mask | HEAP_XMAX_INVALID, row)
-                    else:
-                        yield block, (number, xmin, xmax, mask, row)
-            except DataCorrupted as error:
-                error.context = f"block {block} of {file.name}"
-                raise
+    def _tuples(self, file: CatalogFile) -> Iterator[tuple[int, PageTuple]]:
+        """Yield the tuples at R, each with its block, and forget them."""
+        touched = self._scan.pages
+        for key in sorted(key for key in {*self._pages, *touched} if key[0] == file.number):
+            found = self._pages.pop(key, [])
+            if key in touched:
+                found = touched[key]
+            if isinstance(found, DataCorrupted):
+                found.context = f"block {key[1]} of {file.name}"
+                raise found
+            for one in found:
+                yield key[1], one
+
+
+def _before(
+    block: BlockRef, lsn: int, inserted: set[tuple[int, int]], deleted: set[tuple[int, int]]
+) -> Iterator[PageTuple]:
+    """Yield a page's tuples from before the record with its image; that inserted and deleted tuples at these places."""
+    for number, xmin, xmax, mask, row in tuples_of(block.full_page(lsn)):
+        if (block.block, number) in inserted:
+            continue
+        if (block.block, number) in deleted:
+            yield number, xmin, 0, mask | HEAP_XMAX_INVALID, row
+        else:
+            yield number, xmin, xmax, mask, row
 
 
 def _fate_unknown(xid: int, mask: int, committed: int, invalid: int) -> bool:
