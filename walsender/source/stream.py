@@ -15,6 +15,7 @@ from pubsub.protocol.commands import start_physical_replication
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import ReplicationStream, StreamEnded
+from walsender.historic.upstream import MANAGED
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import XLOG_BLCKSZ
 
@@ -25,6 +26,7 @@ _BUSY_INTERVAL: Final = 0.5
 RECEIVER_TIMEOUT: Final = 60.0
 """wal_receiver_timeout's default."""
 _UNDEFINED_FILE: Final = "58P01"
+_REFUSED: Final = frozenset({"0A000", "28000", "42501"})
 
 
 class WalStream:
@@ -62,6 +64,8 @@ class WalStream:
         self._stream = ReplicationStream(self._connection)
 
     def _explained(self, error: PublisherError) -> PublisherError | WalMissing:
+        if error.sqlstate in _REFUSED:
+            error.hint = error.hint or MANAGED
         if error.sqlstate != _UNDEFINED_FILE:
             return error
         return WalMissing(

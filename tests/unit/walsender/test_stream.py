@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pubsub.errors import PublisherError
 from walsender.source.stream import WalStream
 
 
@@ -65,3 +66,15 @@ def test_a_busy_receiver_tells_that_it_is_there(monkeypatch: pytest.MonkeyPatch)
         assert told.said == [(500, 0, 0)] * 2
 
     asyncio.run(tell())
+
+
+@pytest.mark.parametrize(("sqlstate", "is_explained"), [("42501", True), ("0A000", True), ("55006", False)])
+def test_a_service_that_refuses_physical_replication_is_told_what_that_means(sqlstate: str, is_explained: bool) -> None:
+    class Refuses:
+        async def start_copy_both(self, _command: str) -> None:
+            raise PublisherError("must not be done here", sqlstate=sqlstate)
+
+    connection: Any = Refuses()
+    with pytest.raises(PublisherError) as caught:
+        asyncio.run(WalStream(connection).start(8192, 1))
+    assert (caught.value.hint is not None and "managed service" in caught.value.hint) is is_explained
