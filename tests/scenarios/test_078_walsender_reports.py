@@ -151,3 +151,20 @@ def test_a_server_that_falls_silent_is_asked_anew(server: EmbeddedPostgres) -> N
             decoding.wait_for(flushed(server))
             assert network.connections > before
             assert [one.data[:1] for one in decoding.stop()] == [b"B", b"R", b"I", b"C"]
+
+
+def test_the_server_asks_a_silent_upstream_server_anew(server: EmbeddedPostgres, tmp_path: Path) -> None:
+    """The stream of WAL, and the functions that read catalogs there, are not held up by half-open connections."""
+    home = tmp_path / "node"
+    home.mkdir()
+    (home / "pubsub.toml").write_text('wal_receiver_timeout = "2s"\n')
+    with BadNetwork(server.port) as network:
+        publish = Publish(home, f"host=127.0.0.1 port={network.port} dbname=postgres user=postgres")
+        try:
+            publish.query("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+            network.silence()
+            server.execute("INSERT INTO t VALUES (1)")
+            changes = "SELECT count(*) FROM pg_logical_slot_get_changes('s', NULL, NULL)"
+            assert publish.query(changes) == [(3,)]
+        finally:
+            publish.kill()
