@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,3 +171,26 @@ def test_the_server_asks_a_silent_upstream_server_anew(server: EmbeddedPostgres,
             assert publish.query(changes) == [(3,)]
         finally:
             publish.kill()
+
+
+def test_a_reader_that_pauses_loses_nothing(server: EmbeddedPostgres) -> None:
+    """The server ends the walsender of a command that nobody reads; it goes on where it was when it is read again."""
+    server.execute("ALTER SYSTEM SET wal_sender_timeout = '1s'")
+    server.query("SELECT pg_reload_conf()")
+    command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo("postgres")]
+    command += ["--publication", "p", "--slot", "hold"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stderr.readline().startswith(b"consistent point")
+            server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 2000) g")
+            ended = "terminating walsender process due to replication timeout"
+            wait_until(lambda: ended in server.log.read_text(), "the server ends the walsender")
+            server.execute("INSERT INTO t VALUES (0, 'the last one')")
+            received = b""
+            while b"the last one" not in received:
+                received += os.read(process.stdout.fileno(), 1 << 20)
+            assert received.count(b"x" * 500) == 2000
+        finally:
+            process.kill()
