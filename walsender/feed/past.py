@@ -48,6 +48,7 @@ async def restart_for(feed: Feed, conninfo: str, lsn: int) -> int:
             hint="Name an archive that goes back further (--archive-directory, --restore-command), or begin later.",
         ) from error
     finally:
+        source.stop()
         await source.close()
     return redo
 
@@ -101,8 +102,12 @@ class _Past:
         self._feed.oldest = await asyncio.to_thread(self._feed.spool.run_start, self._feed.oldest)
 
     async def close(self) -> None:
-        self._spool.stop.set()
+        """See source.Source: it can be read again."""
         self._spool.close()
+
+    def stop(self) -> None:
+        """Have a restore_command that still runs be killed; nothing is read any more."""
+        self._spool.stop.set()
 
     async def _from_server(self, lsn: int) -> None:
         """Put the segment that holds `lsn` into the spool.  Raises WalMissing, PublisherError, ConnectionFailure."""
