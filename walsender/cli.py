@@ -103,7 +103,7 @@ async def _run(request: DecodeRequest, written: Output, *, confirms: bool) -> No
         # Unwritten bytes stay in the buffer, and the decoder's next write fails again.
         with contextlib.suppress(OutputFailure):
             written.flush()
-            print(f"position {Lsn(session.reader.position)}", file=sys.stderr, flush=True)
+            print(f"position {Lsn(session.written)}", file=sys.stderr, flush=True)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
     confirmed = Confirmations(_STANDARD_INPUT_NUMBER) if confirms else None

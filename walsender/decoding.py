@@ -95,6 +95,8 @@ class Session:
         self._request = request
         self._source = source
         self._turn = turn
+        self.written = reader.position
+        """LSN up to which everything is decoded and written."""
         self.restarts = Restarts(decoder.restart_point)
         source.flushed = decoder.restart_point
 
@@ -207,6 +209,7 @@ class Session:
                 await asyncio.sleep(0)
                 await self._source.keep_alive()
                 self._turn.begin()
+            self.written = reader.position
             if ended:
                 break
             if nothing_more:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -192,5 +193,37 @@ def test_a_reader_that_pauses_loses_nothing(server: EmbeddedPostgres) -> None:
             while b"the last one" not in received:
                 received += os.read(process.stdout.fileno(), 1 << 20)
             assert received.count(b"x" * 500) == 2000
+        finally:
+            process.kill()
+
+
+def test_a_position_is_told_when_all_before_it_is_written(server: EmbeddedPostgres) -> None:
+    """In the midst of a large transaction its end is not reached, though its WAL is decoded."""
+    command = [
+        sys.executable,
+        "-m",
+        "walsender",
+        "decode",
+        "--conninfo",
+        server.conninfo("postgres"),
+        "--publication",
+        "p",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stderr.readline().startswith(b"consistent point")
+            server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 100000) g")
+            end = flushed(server)
+            os.set_blocking(process.stderr.fileno(), False)
+            told, rows = b"", 0
+            while rows < 99_000:
+                rows += process.stdout.read(1 << 20).count(b"x" * 500)
+                process.send_signal(signal.SIGUSR1)
+                told += process.stderr.read() or b""
+            positions = [Lsn.parse(line.split()[1].decode()) for line in told.splitlines()]
+            assert positions
+            assert max(positions) < end
         finally:
             process.kill()

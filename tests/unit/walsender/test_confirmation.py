@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +66,8 @@ class Source:
         self.flushed = 0
         self.seen: list[int] = []
         self.kept_alive = 0
+        self.position: Callable[[], int] = lambda: 0
+        self.told: list[int] = []
         self._decoder = decoder
 
     async def feed(self, _reader: object) -> AsyncGenerator[bool, None]:
@@ -76,6 +78,7 @@ class Source:
 
     async def keep_alive(self) -> None:
         self.kept_alive += 1
+        self.told.append(self.position())
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -99,6 +102,7 @@ def test_a_slot_moves_after_the_output_is_durable(
     server: Any = None
     request = DecodeRequest("", PluginRequest("test_decoding", {}, 0), tmp_path, slot="hold")
     session = Session(request, server, source, reader, decoder, turn)
+    source.position = lambda: session.written
     assert source.flushed == 5
     with Output(path, "test_decoding") as written:
 
@@ -117,6 +121,8 @@ def test_a_slot_moves_after_the_output_is_durable(
             asyncio.run(session.run(idle=written.flush, kept=kept))
             assert source.seen == [10, 20, 30]
             assert source.kept_alive == 2, "while the output was not done"
+            assert source.told == [100, 100], "it was not written meanwhile"
+            assert session.written == reader.position == 400
             # The file, its directory, and the file again.
             assert [one.count(b"row") for one in synced] == [1, 1, 2, 3]
         else:
