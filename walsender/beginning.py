@@ -1,6 +1,8 @@
 """Read the catalogs of a server that goes on working: decoding begins so where none are on disk (bootstrap.py, state.py).
 
-checkpoint ► the catalogs' files ► the WAL from the redo position to now ► the catalogs at the redo position
+checkpoint ► the WAL from the redo position to now ► the catalogs' files ► the WAL since ► the catalogs at the redo position
+
+The first look at the WAL is for memory alone: what it says is dead is dropped while the files come in.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from pubsub.errors import NotInPrerequisiteState
 from pubsub.publisher.connection import Connection
 from walsender.historic import upstream
 from walsender.historic.bootstrap import CatalogBootstrap, WindowScan
-from walsender.historic.catalog_layouts import CatalogName
 from walsender.historic.state import CatalogState, DatabaseFacts
 from walsender.historic.tracker import Prepared
 from walsender.historic.upstream import Upstream
@@ -31,43 +32,53 @@ async def read_catalogs(
     NotInPrerequisiteState, DataCorrupted, and what the source and the connection raise.
     """
     files = await upstream.catalog_files(connection)
-    contents: dict[CatalogName, bytes] = {file.name: await upstream.read_file(connection, file.path) for file in files}
-    bootstrap = CatalogBootstrap(files, contents, server)
     scan = WindowScan(server.database, files, start)
+    bootstrap = CatalogBootstrap(files, server, scan)
     wal_format = format_of_version(server.version)
     assert wal_format is not None
     reader = WalReader(Geometry(server.segment_size), redo)
     status: dict[int, str | None] = {}
     feeding = source.feed(reader)
+
+    async def look() -> None:
+        """Look through the WAL up to now."""
+        end = int(await upstream.flushed(connection))
+        while reader.position < end and reader.geometry.to_byte_position(
+            reader.position
+        ) < reader.geometry.to_byte_position(end):
+            await anext(feeding)
+            reader.walk = scan.skim
+            for data, offset, length, lsn, xid, info, rmgr in reader.records():
+                scan.add(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr), wal_format)
+
     try:
+        await look()
+        for file in files:
+            block = 0
+            async for pages in upstream.read_file(connection, file.path):
+                block = bootstrap.take(file, block, pages)
+                await source.keep_alive()
         while True:
-            unknown = bootstrap.undecided(scan) - status.keys()
+            unknown = bootstrap.undecided() - status.keys()
             if unknown:
                 status |= await upstream.xact_status(connection, unknown)
             prepared = await upstream.prepared_transactions(connection)
-            end = int(await upstream.flushed(connection))
-            while reader.position < end and reader.geometry.to_byte_position(
-                reader.position
-            ) < reader.geometry.to_byte_position(end):
-                await anext(feeding)
-                reader.walk = scan.skim
-                for data, offset, length, lsn, xid, info, rmgr in reader.records():
-                    scan.add(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr), wal_format)
-            if not bootstrap.undecided(scan) - status.keys():
+            await look()
+            if not bootstrap.undecided() - status.keys():
                 break
     finally:
         await feeding.aclose()
         await source.close()
     if await upstream.catalog_files(connection) != files:
         raise NotInPrerequisiteState("a catalog was written anew while decoding began", hint="Start again.")
-    forgotten = sorted(xid for xid in bootstrap.undecided(scan) if status[xid] is None)
+    forgotten = sorted(bootstrap.needed({xid for xid in bootstrap.undecided() if status[xid] is None}))
     if forgotten:
         raise NotInPrerequisiteState(
             f"the server no longer knows whether transaction {forgotten[0]} was committed",
             detail="It changed a catalog before the WAL that is there, and pg_xact was truncated since.",
             hint="Begin later.",
         )
-    tables, pending = bootstrap.tables(scan, status)
+    tables, pending = bootstrap.tables(status)
     aborted = [xid for xid, said in status.items() if said == "aborted" and xid not in scan.seen]
     at_start = replace(server, tablespace=[*scan.spaces, server.tablespace][0])
     facts = DatabaseFacts(at_start, await upstream.builtins(connection))

@@ -22,18 +22,23 @@ from pathlib import Path
 from typing import Final
 
 from pubsub.errors import PubsubError, UndefinedFile
+from pubsub.parameters import Parameter
 from pubsub.protocol.commands import join_identifiers
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.reorderbuffer.files import DiskFull
+from walsender.confirmation import Confirmations
 from walsender.decoding import WORK_MEM, DecodeRequest, Session
 from walsender.interruption import Interruption
 from walsender.outputfile import Output, OutputFailure
 from walsender.plugin_request import PluginRequest
 from walsender.plugins import registered
+from walsender.source.stream import RECEIVER_TIMEOUT
 
 _STANDARD_INPUT: Final = Path("-")
+_STANDARD_INPUT_NUMBER: Final = 0
 _STANDARD_OUTPUT: Final = Path("-")
+_RECEIVER_TIMEOUT: Final = Parameter("wal_receiver_timeout", "ms", 0)
 _SPILL: Final = "walsender-spill-"
 _PUBLICATION: Final = re.compile(r'(?:"((?:[^"]|"")+)"|([^",][^,]*)),')
 _UNITS: Final = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "b": 1}
@@ -54,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Output(parsed.output, request.asked.plugin) as written,
             SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill,
         ):
-            asyncio.run(_decode(replace(request, spill=spill.path), written))
+            asyncio.run(_decode(replace(request, spill=spill.path), written, confirms=parsed.confirm))
     except PubsubError as error:
         if isinstance(error, DiskFull):
             error.hint = "Free space on the disk, and decode again."
@@ -64,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if written.given_up else 0
 
 
-async def _decode(request: DecodeRequest, written: Output) -> None:
-    work = asyncio.create_task(_run(request, written))
+async def _decode(request: DecodeRequest, written: Output, *, confirms: bool) -> None:
+    work = asyncio.create_task(_run(request, written, confirms=confirms))
 
     def end() -> None:
         written.end()
@@ -78,7 +83,7 @@ async def _decode(request: DecodeRequest, written: Output) -> None:
         await work
 
 
-async def _run(request: DecodeRequest, written: Output) -> None:
+async def _run(request: DecodeRequest, written: Output, *, confirms: bool) -> None:
     # There is no position yet to report; by default the signal would end the process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
@@ -98,11 +103,19 @@ async def _run(request: DecodeRequest, written: Output) -> None:
         # Unwritten bytes stay in the buffer, and the decoder's next write fails again.
         with contextlib.suppress(OutputFailure):
             written.flush()
-            print(f"position {Lsn(session.reader.position)}", file=sys.stderr, flush=True)
+            print(f"position {Lsn(session.written)}", file=sys.stderr, flush=True)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
+    confirmed = Confirmations(_STANDARD_INPUT_NUMBER) if confirms else None
+
+    def kept(position: int) -> int:
+        if confirmed is not None:
+            return confirmed.newest()
+        written.sync()
+        return position
+
     try:
-        await session.run(idle=written.flush)
+        await session.run(idle=written.flush, kept=kept)
     finally:
         await session.close()
 
@@ -129,6 +142,10 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
     two_phase_at = int(Lsn.parse(parsed.two_phase_at)) if parsed.two_phase_at else None
     if end and end < start:
         raise PubsubError(f"the end {Lsn(end)} lies before the start {Lsn(start)}", sqlstate="22023")
+    if parsed.confirm and parsed.slot is None:
+        raise PubsubError("--confirm needs --slot", sqlstate="42601")
+    if parsed.confirm and parsed.conninfo_file == _STANDARD_INPUT:
+        raise PubsubError("standard input cannot be both the connection string and what is confirmed", sqlstate="42601")
     return DecodeRequest(
         _conninfo(parsed),
         PluginRequest(
@@ -139,6 +156,7 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         parsed.wal,
         parsed.slot,
         _size(parsed.work_mem),
+        receiver_timeout=_RECEIVER_TIMEOUT.parse(parsed.wal_receiver_timeout) * _RECEIVER_TIMEOUT.factor,
     )
 
 
@@ -201,6 +219,11 @@ server:
   Without --conninfo and --conninfo-file libpq's environment says which: PGSERVICE, PGHOST, PGDATABASE, PGPASSFILE and so on.  Every
   user of the machine can read a command's arguments, so a password belongs into a file or the environment.
 
+slot:
+  A physical --slot keeps the WAL from which decoding can begin again.  It moves on when the output is durable in its file.
+  What went into a pipe counts as kept, unless --confirm says otherwise: its reader then writes the LSN with which it would
+  --start again, and may lose all that it has not confirmed.
+
 start:
   Without --start decoding begins at the first consistent point from now on; standard error says "consistent point LSN".
   With --start it begins there, from a checkpoint before it; the server, --wal or a physical --slot must have the WAL.
@@ -238,6 +261,17 @@ def _parser() -> argparse.ArgumentParser:
         "--wal", type=Path, metavar="DIR", help="a directory of WAL segments, read before the server is asked"
     )
     decode.add_argument("--slot", help="a physical slot that keeps the WAL")
+    decode.add_argument(
+        "--confirm",
+        action="store_true",
+        help="the slot moves no further than standard input says: an LSN a line, up to which the output's reader keeps all",
+    )
+    decode.add_argument(
+        "--wal-receiver-timeout",
+        default=_RECEIVER_TIMEOUT.show(round(RECEIVER_TIMEOUT / _RECEIVER_TIMEOUT.factor)),
+        metavar="TIME",
+        help="a server that is silent for so long is taken for lost, and connected to anew; milliseconds without a unit; 0: never",
+    )
     decode.add_argument(
         "--publication", metavar="P[,Q]", help="publications, for pgoutput; in double quotes one that has a comma"
     )

@@ -21,6 +21,7 @@ from pubsub.publisher import publication
 from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from walsender.beginning import read_catalogs
+from walsender.confirmation import Restarts
 from walsender.decode.decoder import Decoder
 from walsender.decode.snapbuild import State
 from walsender.historic import upstream
@@ -33,6 +34,7 @@ from walsender.plugins.plugin import Write
 from walsender.plugins.publication import Warn, missing_publication
 from walsender.source.retry import Retry, is_lost
 from walsender.source.source import Source, WalSource
+from walsender.source.stream import RECEIVER_TIMEOUT
 from walsender.startpoint import redo_before
 from walsender.xlog.formats import format_of_version
 from walsender.xlog.geometry import Geometry
@@ -55,6 +57,8 @@ class DecodeRequest:
     work_mem: int = WORK_MEM
     redo: int = 0
     """The redo position of the checkpoint to begin at, if it is known; 0: it is searched for."""
+    receiver_timeout: float = RECEIVER_TIMEOUT
+    """wal_receiver_timeout: seconds after which a silent server is taken for lost, and connected to anew; 0: never."""
     make_source: Callable[[Upstream], Source] | None = None
     """Where the WAL comes from instead of the server and `wal`."""
 
@@ -91,6 +95,10 @@ class Session:
         self._request = request
         self._source = source
         self._turn = turn
+        self.written = reader.position
+        """LSN up to which everything is decoded and written."""
+        self.restarts = Restarts(decoder.restart_point)
+        source.flushed = decoder.restart_point
 
     @classmethod
     async def open(
@@ -111,6 +119,7 @@ class Session:
             retry.judge(error)
             connection = await retry.connect(request.conninfo)
         while True:
+            connection.answer_timeout = request.receiver_timeout or None
             async with connection:
                 try:
                     return await cls._open(connection, request, write, on_consistent, on_warning)
@@ -145,7 +154,7 @@ class Session:
         if request.make_source is not None:
             source = request.make_source(server)
         else:
-            source = WalSource(request.conninfo, server, request.wal, request.slot)
+            source = WalSource(request.conninfo, server, request.wal, request.slot, timeout=request.receiver_timeout)
         try:
             await source.open()
             if past and not request.redo:
@@ -176,26 +185,38 @@ class Session:
         reader = WalReader(Geometry(server.segment_size), int(redo))
         return cls(request, server, source, reader, decoder, turn)
 
-    async def run(self, idle: Callable[[], None] = lambda: None, going: Callable[[], None] = lambda: None) -> None:
+    async def run(
+        self,
+        idle: Callable[[], None] = lambda: None,
+        going: Callable[[], None] = lambda: None,
+        kept: Callable[[int], int] = lambda position: position,
+    ) -> None:
         """Decode up to the requested end, or until cancelled.
 
-        `idle` is called whenever there is nothing more to read for now, `going` when there is.  Raises what ends a decoding.
+        `idle` is called whenever there is nothing more to read for now, `going` when there is.  `kept` is asked before the
+        physical slot moves: it is given the position up to which all is written, and returns up to where it is kept.  Raises
+        what ends a decoding.
         """
         end = self._request.end
         reader, decoder = self.reader, self.decoder
+        restarts = self.restarts
         stop = reader.geometry.to_byte_position(end) if end else 0
         async for nothing_more in self._source.feed(reader):
             self._turn.begin()
             ended = decoder.run(reader, end)
             while not self.output.proceed():
-                # Let signals be handled in the midst of a large transaction.
+                # Let signals be handled in the midst of a large transaction, and the server know that this goes on.
                 await asyncio.sleep(0)
+                await self._source.keep_alive()
                 self._turn.begin()
+            self.written = reader.position
             if ended:
                 break
             if nothing_more:
                 idle()
-                self._source.flushed = decoder.restart_point
+                restarts.note(reader.position, decoder.restart_point)
+                if restarts.moves and self._request.slot is not None:
+                    self._source.flushed = restarts.kept(kept(reader.position))
             else:
                 going()
             if end and reader.geometry.to_byte_position(reader.position) >= stop:

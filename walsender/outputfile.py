@@ -17,6 +17,7 @@ from struct import Struct
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
+from pubsub import fsync
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer import files
@@ -55,6 +56,8 @@ class Output:
             raise OutputFailure(f"could not open {self._name}", error) from error
         self._put: Callable[[bytes], object] = self._file.write
         self._empties = path is not None
+        self._directory = None if path is None else path.absolute().parent
+        """Where the file's name is, until it is durable."""
         self.given_up = False
 
     def __enter__(self) -> Self:
@@ -90,6 +93,18 @@ class Output:
             self._file.flush()
         except OSError as error:
             raise self._failure(error) from error
+
+    def sync(self) -> None:
+        """Make what was written durable, if it lies in a file; a pipe has been given it."""
+        self.flush()
+        try:
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                os.fsync(self._file.fileno())
+                if self._directory is not None:
+                    fsync.sync_directory(self._directory)
+                    self._directory = None
+        except OSError as error:
+            raise OutputFailure(f"could not fsync {self._name}", error) from error
 
     def _framed(self, lsn: int, xid: int, data: bytes) -> None:
         try:

@@ -175,6 +175,7 @@ def test_roles_and_settings() -> None:
         assert ran.returncode == 1
         assert "REPLICATION" in ran.stderr
         assert "pg_read_binary_file" in ran.stderr
+        assert "A managed service may grant neither" in ran.stderr
         server.execute(
             "ALTER ROLE plain REPLICATION; "
             "GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean) TO plain"

@@ -183,6 +183,11 @@ def test_wrong_usage(publisher: EmbeddedPostgres) -> None:
         (("--publication", "p", "--proto-version", "1", "--option", "proto_version=1"), "conflicting or redundant"),
         (("--publication", "p", "--start", "0/2", "--end", "0/1"), "the end 0/1 lies before the start 0/2"),
         (("--publication", "p", "--start", "0/100000000"), 'invalid input syntax for type pg_lsn: "0/100000000"'),
+        (("--publication", "p", "--confirm"), "--confirm needs --slot"),
+        (
+            ("--publication", "p", "--wal-receiver-timeout", "1x"),
+            'invalid value for parameter "wal_receiver_timeout": "1x"',
+        ),
         (("--publication", "p", "--work-mem", "-1"), 'invalid value for parameter "logical_decoding_work_mem": "-1"'),
     ):
         code, output, errors = decode(publisher, *more)

@@ -49,6 +49,7 @@ class BadNetwork:
         self.connections = 0
         """How many there were."""
         self._left: int | None = None
+        self._until_silence: int | None = None
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -70,6 +71,11 @@ class BadNetwork:
         """Let `count` bytes more pass, counted over all connections, then cut the connection whose byte is the next."""
         with self._lock:
             self._left = count
+
+    def silence_after(self, count: int) -> None:
+        """Let `count` bytes more pass, counted over all connections, then silence the connection whose byte is the next."""
+        with self._lock:
+            self._until_silence = count
 
     def cut(self, links: Iterable[_Link] | None = None) -> None:
         """Cut these connections now, by default all."""
@@ -132,6 +138,9 @@ class BadNetwork:
                             return
                         if self.delay:
                             time.sleep(self.delay)
+                        if self._falls_silent(len(data)):
+                            link.silent = True
+                            continue
                         passed = self._allowed(len(data))
                         other.sendall(data[:passed])
                         if passed < len(data):
@@ -143,6 +152,16 @@ class BadNetwork:
             with self._lock:
                 self._links.discard(link)
             link.close(reset=reset)
+
+    def _falls_silent(self, count: int) -> bool:
+        with self._lock:
+            if self._until_silence is None:
+                return False
+            self._until_silence -= count
+            if self._until_silence >= 0:
+                return False
+            self._until_silence = None
+            return True
 
     def _allowed(self, count: int) -> int:
         with self._lock:

@@ -89,7 +89,9 @@ class Decoding:
             *more,
         ]
         environment = {**os.environ, "WALSENDER_INTERPRETED": "1"} if interpreted else None
-        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         self.errors: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read_errors, daemon=True).start()
@@ -110,6 +112,8 @@ class Decoding:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         self.directory.cleanup()
 
     def wait_consistent(self, timeout: float = 60.0) -> int:

@@ -206,7 +206,7 @@ class Decoder:
         if len(together) != 1 or {output, other} - together[0].outputs.keys():
             return False
         since = max(together[0].outputs[output], together[0].outputs[other])
-        return all(txn.first_lsn >= since for txn in self.transactions.by_xid.values())
+        return all(txn.first_lsn >= since for txn in self.transactions.all())
 
     def is_between(self, output: Output) -> bool:
         """Return whether the output has sent all of each transaction of which it has sent anything."""
@@ -664,11 +664,10 @@ class Decoder:
         if txn is not None and txn.xid == xid:
             self._end(txn, lsn)
         for subxid in (xid, *end.subxids):
-            txn = self.transactions.by_xid.get(subxid)
+            txn = self.transactions.forget_one(subxid)
             if txn is not None:
                 txn.xids.discard(subxid)
                 txn.aborted.add(subxid)
-                del self.transactions.by_xid[subxid]
                 for part in txn.parts:
                     part.assembly.abort_subtransaction(part, subxid)
                     if part.assembly.memory is not None:
@@ -703,7 +702,7 @@ class Decoder:
 
     def _changed(self, changed: Iterable[ChangedKey], lsn: int) -> None:
         self.registry.forget(changed, lsn)
-        for txn in {id(t): t for t in self.transactions.by_xid.values()}.values():
+        for txn in self.transactions.all():
             if txn.cache:
                 self.registry.retire(txn.cache, lsn)
                 txn.cache = {}

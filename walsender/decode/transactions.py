@@ -90,12 +90,15 @@ class Transactions:
     def __init__(self, parts: Callable[[Txn], list[Part]], join: Callable[[Part, Part], None]) -> None:
         self.by_xid: dict[int, Txn] = {}
         """Transactions, by every xid that is known to belong to them."""
+        # Each once: one transaction may have millions of xids.
+        self._open: dict[Txn, None] = {}
         self._parts = parts
         self._join = join
 
     def begin(self, xid: int, lsn: int) -> Txn:
         """Begin a top-level transaction."""
         txn = self.by_xid[xid] = Txn(xid, lsn)
+        self._open[txn] = None
         txn.parts = self._parts(txn)
         return txn
 
@@ -114,6 +117,8 @@ class Transactions:
             txn.messages |= known.messages
             for part, other in _alike(txn.parts, known.parts):
                 self._join(part, other)
+            if not known.subxids:
+                self._open.pop(known, None)
         self.by_xid[xid] = txn
         txn.xids.add(xid)
         txn.subxids.append(xid)
@@ -124,14 +129,23 @@ class Transactions:
         for xid in (txn.xid, *txn.subxids):
             if self.by_xid.get(xid) is txn:
                 del self.by_xid[xid]
+        self._open.pop(txn, None)
+
+    def forget_one(self, xid: int) -> Txn | None:
+        """Forget a (sub)transaction that was rolled back, whatever its parent does; return the transaction it was of."""
+        txn = self.by_xid.pop(xid, None)
+        if txn is not None and txn.xid == xid and not txn.subxids:
+            # Nobody has said that it was a subtransaction.
+            self._open.pop(txn, None)
+        return txn
 
     def all(self) -> list[Txn]:
         """Return each transaction once, the oldest first."""
-        return sorted({id(t): t for t in self.by_xid.values()}.values(), key=lambda t: t.first_lsn)
+        return sorted(self._open, key=lambda txn: txn.first_lsn)
 
     def oldest_lsn(self) -> int:
         """Return the LSN where the oldest transaction in progress began; 0 if there is none."""
-        return min((txn.first_lsn for txn in self.by_xid.values()), default=0)
+        return min((txn.first_lsn for txn in self._open), default=0)
 
 
 def _alike(parts: Sequence[Part], others: Sequence[Part]) -> list[tuple[Part, Part]]:

@@ -138,7 +138,7 @@ class Feed:
         Raises ConnectionFailure, PublisherError, FileFailure, and NotInPrerequisiteState if the server cannot be decoded, or is
         another one than before.
         """
-        async with await Connection.connect(self._conninfo, application_name="walsender") as connection:
+        async with await self.connect(self._conninfo) as connection:
             server = self.server = await upstream.inspect(connection)
             redo = await upstream.checkpoint(connection, may_checkpoint=False)
             prepared = await upstream.prepared_transactions(connection)
@@ -160,7 +160,7 @@ class Feed:
             self._check_timeline if self.wal_conninfo != self._conninfo else None,
         )
         if self._slot is not None:
-            async with await Connection.connect(self.wal_conninfo, application_name="walsender") as connection:
+            async with await self.connect(self.wal_conninfo) as connection:
                 await upstream.check_slot(connection, self._slot)
         await self._source.open()
         path = self._directory / _TIMELINE
@@ -183,6 +183,12 @@ class Feed:
         await asyncio.to_thread(self.spool.remove_before, self.oldest)
         # Where decoding begins, and where slots can, is known only when all that is here was read.
         await self._replay()
+
+    async def connect(self, conninfo: str, *, replication: bool = False) -> Connection:
+        """Connect to a server that is taken for lost when it does not answer for wal_receiver_timeout."""
+        connection = await Connection.connect(conninfo, replication=replication, application_name="walsender")
+        connection.answer_timeout = self.receiver_timeout or None
+        return connection
 
     def _name_archive(self) -> None:
         """Name the archive, with the timelines that are followed now, to all who read the spool."""
@@ -342,9 +348,7 @@ class Feed:
 
     async def _check_timeline(self, timeline: int) -> None:
         """Raise NotInPrerequisiteState unless the upstream server's history has the timeline on which the standby is."""
-        async with await Connection.connect(
-            self._conninfo, replication=True, application_name="walsender"
-        ) as connection:
+        async with await self.connect(self._conninfo, replication=True) as connection:
             newest = (await identify_system(connection)).timeline
             history = await timeline_history(connection, newest)
         if timeline != newest and history.end_of(timeline) is None:
@@ -569,7 +573,7 @@ class Feed:
         That is where the spool goes on, if a segment in the middle is missing or damaged; else at the server's last checkpoint.
         """
         logger.error("the upstream server has removed WAL that was not received yet", reason=missing.message)
-        async with await Connection.connect(self._conninfo, application_name="walsender") as connection:
+        async with await self.connect(self._conninfo) as connection:
             redo = await upstream.checkpoint(connection, may_checkpoint=False)
             prepared = await upstream.prepared_transactions(connection)
         start = redo - redo % self.geometry.segment_size

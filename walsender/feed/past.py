@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Iterator
 from pubsub.errors import InvalidValue
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.timeline import TimelineHistory
-from pubsub.publisher.connection import Connection
 from walsender.feed.feed import Feed
 from walsender.feed.spool import Spool
 from walsender.historic import upstream
@@ -27,7 +26,7 @@ async def restart_for(feed: Feed, conninfo: str, lsn: int) -> int:
     Keep `feed.held` until a slot needs it.  Raises WalMissing if neither the spool, nor the archive, nor the server has it,
     InvalidValue for the future.
     """
-    async with await Connection.connect(conninfo, application_name="walsender") as connection:
+    async with await feed.connect(conninfo) as connection:
         flushed = await upstream.flushed(connection)
         last = await upstream.checkpoint(connection, may_checkpoint=False)
     if lsn > flushed:
@@ -84,6 +83,9 @@ class _Past:
                 continue
             yield True
 
+    async def keep_alive(self) -> None:
+        """No connection waits meanwhile."""
+
     async def fill(self, redo: int) -> None:
         """Take from the server what neither the spool nor the archive has from `redo` on.  Raises WalMissing.
 
@@ -100,11 +102,11 @@ class _Past:
         self._feed.oldest = await asyncio.to_thread(self._feed.spool.run_start, self._feed.oldest)
 
     async def close(self) -> None:
-        """Close what is open; it can be fed from again."""
+        """See source.Source: it can be read again."""
         self._spool.close()
 
     def stop(self) -> None:
-        """End a restore_command that may run, for good."""
+        """Have a restore_command that still runs be killed; nothing is read any more."""
         self._spool.stop.set()
 
     async def _from_server(self, lsn: int) -> None:
@@ -116,7 +118,8 @@ class _Past:
         pieces: list[bytes] = []
         got = start
         conninfo = self._feed.wal_conninfo
-        stream = WalStream(await Connection.connect(conninfo, replication=True, application_name="walsender"))
+        connection = await self._feed.connect(conninfo, replication=True)
+        stream = WalStream(connection, timeout=self._feed.receiver_timeout)
         try:
             await stream.start(start, timeline)
             async for piece in stream.pieces():

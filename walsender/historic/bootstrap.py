@@ -16,13 +16,14 @@ and a transaction's fate at R:
 A list of running transactions does not tell: one that waits for a synchronous standby is on it after its commit.  The
 server says of it "in progress", too, but its commit is in pg_xact, whose pages are on disk since the checkpoint.
 
+The files come in page by page.  What the WAL has said by then allows to drop most dead tuples at once (`_Ends.kept`).
+
 From R on the tracker follows the WAL.  `WindowScan` takes the records of [R, E]; `CatalogBootstrap` makes the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
@@ -47,26 +48,65 @@ from walsender.hot.catalogs import CatalogTable
 from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
-from walsender.xlog.record import GLOBAL_TABLESPACE, Record
-from walsender.xlog.xact import parse_end, parse_prepare
+from walsender.xlog.record import GLOBAL_TABLESPACE, BlockRef, Record
+from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
 
 _FIRST_NORMAL_XID: Final = 3
-_EMPTY: Final = b""
+_XMIN_KNOWN: Final = HEAP_XMIN_COMMITTED | HEAP_XMIN_INVALID
+_XMAX_KNOWN: Final = HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID
+"""Hint bits that say how the transaction ended."""
 _IRRELEVANT: Final = bytes(
     kind in {Rmgr.XLOG << 4 | f.XLOG_FPI >> 4, Rmgr.XLOG << 4 | f.XLOG_FPI_FOR_HINT >> 4}
-    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
+    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
     for kind in range(4096)
 )
 """Kinds of records of which `WindowScan` reads only the transaction and the blocks."""
 
 
-@dataclass(slots=True)
-class _Page:
-    """A page at R: its image at the first touch, and the offset numbers where that touch inserted and deleted."""
+class _Ends:
+    """What the WAL from R on has said so far about the ends of transactions, for the tuples that are looked at."""
 
-    image: bytes
-    inserted: frozenset[int]
-    deleted: frozenset[int]
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        """Every transaction that has a record or is named in one."""
+        self.undecided: set[int] = set()
+        """Those of tuples without a hint bit."""
+        self.oldest_running: int | None = None
+        """The oldest transaction on the newest list of running ones; None: there was no list."""
+        self._numbers: dict[int, int] = {}
+
+    def kept(self, tuples: Iterable[PageTuple]) -> list[PageTuple]:
+        """Return the tuples that may matter at R.
+
+        The others were deleted, or inserted by a transaction that was rolled back, before R: the hint bits say how the
+        transaction ended, it was not running at a list in [R, E], and nothing of it is in the WAL from R up to that list.
+        """
+        found: list[PageTuple] = []
+        number_of = self._numbers.setdefault
+        for number, xmin, xmax, mask, row in tuples:
+            if not mask & HEAP_MOVED:
+                gone = mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID and self._ended_before(xmin)
+                deleted = (
+                    mask & (HEAP_XMAX_COMMITTED | HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI | HEAP_XMAX_LOCK_ONLY)
+                    == HEAP_XMAX_COMMITTED
+                )
+                if gone or (deleted and self._ended_before(xmax)):
+                    continue
+            if not mask & _XMIN_KNOWN or not mask & _XMAX_KNOWN:  # which is rare
+                self.undecided |= _unknown(xmin, xmax, mask)
+            # There are few different ones of these numbers, and many tuples.
+            found.append((number, number_of(xmin, xmin), number_of(xmax, xmax), number_of(mask, mask), row))
+        return found
+
+    def _ended_before(self, xid: int) -> bool:
+        """Return whether a transaction that has ended did so before R."""
+        oldest = self.oldest_running
+        return (
+            oldest is not None
+            and xid >= _FIRST_NORMAL_XID
+            and (xid - oldest) & 0xFFFFFFFF >= 1 << 31
+            and xid not in self.seen
+        )
 
 
 class WindowScan:
@@ -86,10 +126,10 @@ class WindowScan:
         self.spaces: list[int] = []
         """The database's default tablespaces before the one that it has at E, in order."""
         self._oids = {file.oid for file in files}
-        self._pages: dict[tuple[bool, int, int, int], _Page] = {}
-        """By whether the catalog is shared, tablespace, file number and block."""
-        self.seen: set[int] = set()
-        """Every transaction that has a record or is named in one, but in a list of running ones."""
+        self.pages: dict[tuple[bool, int, int, int], list[PageTuple]] = {}
+        """The tuples at R of pages that a record touches, by whether the catalog is shared, tablespace, file number and block."""
+        self.ends = _Ends()
+        self.seen = self.ends.seen
         self._prepared: set[int] = set()
         self._finished: set[int] = set()
         """Transactions that were prepared in the window, and prepared ones that ended there."""
@@ -113,6 +153,10 @@ class WindowScan:
             self._level(record)
         if record.rmgr == Rmgr.XACT:
             self._transaction(record, wal_format)
+        elif record.rmgr == Rmgr.STANDBY:
+            running = parse_running_xacts(record)
+            if running is not None:
+                self.ends.oldest_running = running.oldest_running
         elif record.rmgr == Rmgr.DBASE:
             if int.from_bytes(record.main[:4], "little") == self._database:
                 if record.info & 0xF0 == f.XLOG_DBASE_CREATE_WAL_LOG:
@@ -137,18 +181,18 @@ class WindowScan:
             if not shared and database != self._database:
                 continue
             key = (shared, space, number, block.block)
-            if key in self._pages:
+            if key in self.pages:
                 continue
             if block.will_init:
-                self._pages[key] = _Page(_EMPTY, frozenset(), frozenset())
+                self.pages[key] = []
             elif block.image is not None:
                 if inserted is None:
                     inserted, deleted = places(record) if changes_tuples(record) else (set(), set())
-                self._pages[key] = _Page(
-                    block.full_page(record.lsn),
-                    frozenset(o for b, o in inserted if b == block.block),
-                    frozenset(o for b, o in deleted if b == block.block),
-                )
+                try:
+                    self.pages[key] = self.ends.kept(_before(block, record.lsn, inserted, deleted))
+                except DataCorrupted as error:
+                    error.context = f"block {block.block} of {self._files[number].name}"
+                    raise
             elif changes_tuples(record):
                 raise NotInPrerequisiteState(
                     "a catalog's page was changed without having been logged whole",
@@ -156,15 +200,25 @@ class WindowScan:
                     context=f"WAL position {Lsn(record.lsn)}",
                 )
 
-    def touched(self, file: CatalogFile, tablespace: int) -> dict[int, _Page]:
+    def touched(self, file: CatalogFile, tablespace: int) -> dict[int, list[PageTuple]]:
         """Return the pages of a catalog that were touched, by block.  `tablespace`: the database's default one at E."""
-        shared = _is_shared(file)
-        found: dict[int, _Page] = {}
-        for space in [GLOBAL_TABLESPACE] if shared else [*self.spaces, tablespace]:
-            for (is_shared, where, number, block), page in self._pages.items():
-                if (is_shared, where, number) == (shared, space, file.number):
+        found: dict[int, list[PageTuple]] = {}
+        for of_file in self._keys(file, tablespace):
+            for (*place, block), page in self.pages.items():
+                if tuple(place) == of_file:
                     found.setdefault(block, page)
         return found
+
+    def touches(self, file: CatalogFile, tablespace: int, block: int) -> bool:
+        """Return whether a page of a catalog was touched."""
+        return any((*of_file, block) in self.pages for of_file in self._keys(file, tablespace))
+
+    def _keys(self, file: CatalogFile, tablespace: int) -> list[tuple[bool, int, int]]:
+        """Return what the keys of a catalog's pages begin with, in the order of the database's tablespaces."""
+        shared = _is_shared(file)
+        return [
+            (shared, space, file.number) for space in ([GLOBAL_TABLESPACE] if shared else [*self.spaces, tablespace])
+        ]
 
     def _level(self, record: Record) -> None:
         """Find out whether the WAL so far was written with wal_level = logical.
@@ -221,38 +275,50 @@ class WindowScan:
 class CatalogBootstrap:
     """Makes the tables at R from the catalogs' files as they were read."""
 
-    def __init__(self, files: list[CatalogFile], contents: dict[CatalogName, bytes], server: Upstream) -> None:
+    def __init__(self, files: list[CatalogFile], server: Upstream, scan: WindowScan) -> None:
         self._files = files
-        self._contents = contents
         self._server = server
+        self._scan = scan
+        self._pages: dict[CatalogName, dict[int, list[PageTuple] | DataCorrupted]] = {}
+        """The tuples of pages as the files had them, by block, or what is wrong with them: they were being written, then."""
 
-    def undecided(self, scan: WindowScan) -> set[int]:
+    def take(self, file: CatalogFile, first: int, pages: bytes) -> int:
+        """Take pages of a file, from the block `first` on; return the next block.
+
+        Give the WAL from R on to the scan first: what that knows of already takes no memory.
+        """
+        taken = self._pages.setdefault(file.name, {})
+        for block in range(first, first + len(pages) // BLCKSZ):
+            if self._scan.touches(file, self._server.tablespace, block):
+                continue
+            start = (block - first) * BLCKSZ
+            try:
+                found = self._scan.ends.kept(tuples_of(pages[start : start + BLCKSZ]))
+            except DataCorrupted as error:
+                taken[block] = error
+                continue
+            if found:
+                taken[block] = found
+        return first + len(pages) // BLCKSZ
+
+    def undecided(self) -> set[int]:
         """Return the transactions whose fate only the server knows."""
-        found: set[int] = set()
-        for file in self._files:
-            for _, (_, xmin, xmax, mask, _) in self._tuples(file, scan):
-                if _fate_unknown(xmin, mask, HEAP_XMIN_COMMITTED, HEAP_XMIN_INVALID):
-                    found.add(xmin)
-                if not mask & (HEAP_XMAX_LOCK_ONLY | HEAP_XMAX_IS_MULTI) and _fate_unknown(
-                    xmax, mask, HEAP_XMAX_COMMITTED, HEAP_XMAX_INVALID
-                ):
-                    found.add(xmax)
-        return found - scan.seen
+        return self._scan.ends.undecided - self._scan.seen
 
     def tables(
-        self, scan: WindowScan, status: dict[int, str | None]
+        self, status: dict[int, str | None]
     ) -> tuple[dict[CatalogName, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
-        """Return the tables, and what each transaction in progress at R had done to them.
+        """Return the tables, and what each transaction in progress at R had done to them; call it once.
 
         `status`: the fates as the server reported them.  Raises DataCorrupted, NotInPrerequisiteState.
         """
         tables: dict[CatalogName, CatalogTable] = {}
         pending: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
-        open_ones = scan.seen | {xid for xid, said in status.items() if said == "in progress"}
+        open_ones = self._scan.seen | {xid for xid, said in status.items() if said == "in progress"}
         aborted = {xid for xid, said in status.items() if said == "aborted"}
         for file in self._files:
             table = tables[file.name] = CatalogTable(layout_of(file, self._server))
-            for block, (number, xmin, xmax, mask, row) in self._tuples(file, scan):
+            for block, (number, xmin, xmax, mask, row) in self._tuples(file, forget=True):
                 if mask & HEAP_MOVED:
                     raise NotInPrerequisiteState(f"{file.name} was last written by a version before 9.0")
                 creator = 0
@@ -287,36 +353,54 @@ class CatalogBootstrap:
                     pending.setdefault(deleter, []).append((table, tid, False))
         return tables, pending
 
-    def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
+    def needed(self, xids: set[int]) -> set[int]:
+        """Return those of the transactions whose fate a tuple at R depends on: pages were touched after they had been taken."""
+        found: set[int] = set()
+        for file in self._files if xids else ():
+            for _, (_, xmin, xmax, mask, _) in self._tuples(file):
+                found |= _unknown(xmin, xmax, mask) & xids
+        return found
+
+    def _tuples(self, file: CatalogFile, *, forget: bool = False) -> Iterator[tuple[int, PageTuple]]:
         """Yield the tuples at R, each with its block."""
-        content = self._contents[file.name]
-        blocks = len(content) // BLCKSZ
-        touched = scan.touched(file, self._server.tablespace)
-        for block in sorted({*range(blocks), *touched}):
-            page = touched.get(block)
-            try:
-                if page is None:
-                    for found in tuples_of(content[block * BLCKSZ : (block + 1) * BLCKSZ]):
-                        yield block, found
-                    continue
-                for number, xmin, xmax, mask, row in tuples_of(page.image) if page.image else ():
-                    if number in page.inserted:
-                        continue
-                    if number in page.deleted:
-                        yield block, (number, xmin, 0, mask | HEAP_XMAX_INVALID, row)
-                    else:
-                        yield block, (number, xmin, xmax, mask, row)
-            except DataCorrupted as error:
-                error.context = f"block {block} of {file.name}"
-                raise
+        touched = self._scan.touched(file, self._server.tablespace)
+        taken = self._pages.get(file.name, {})
+        for block in sorted({*taken, *touched}):
+            found = taken.pop(block, []) if forget else taken.get(block, [])
+            if block in touched:
+                found = touched[block]
+            if isinstance(found, DataCorrupted):
+                found.context = f"block {block} of {file.name}"
+                raise found
+            for one in found:
+                yield block, one
+
+
+def _before(
+    block: BlockRef, lsn: int, inserted: set[tuple[int, int]], deleted: set[tuple[int, int]]
+) -> Iterator[PageTuple]:
+    """Yield a page's tuples from before the record with its image; that inserted and deleted tuples at these places."""
+    for number, xmin, xmax, mask, row in tuples_of(block.full_page(lsn)):
+        if (block.block, number) in inserted:
+            continue
+        if (block.block, number) in deleted:
+            yield number, xmin, 0, mask | HEAP_XMAX_INVALID, row
+        else:
+            yield number, xmin, xmax, mask, row
 
 
 def _is_shared(file: CatalogFile) -> bool:
     return definition_of(file.name).shared
 
 
-def _fate_unknown(xid: int, mask: int, committed: int, invalid: int) -> bool:
-    return xid >= _FIRST_NORMAL_XID and not mask & (committed | invalid)
+def _unknown(xmin: int, xmax: int, mask: int) -> set[int]:
+    """Return the transactions of a tuple whose fate its hint bits do not tell."""
+    found: set[int] = set()
+    if xmin >= _FIRST_NORMAL_XID and not mask & _XMIN_KNOWN:
+        found.add(xmin)
+    if xmax >= _FIRST_NORMAL_XID and not mask & (_XMAX_KNOWN | HEAP_XMAX_LOCK_ONLY | HEAP_XMAX_IS_MULTI):
+        found.add(xmax)
+    return found
 
 
 def _locator(main: bytes) -> tuple[int, int, int]:

@@ -157,9 +157,12 @@ class CatalogTracker:
         """
         generations = self.catalogs.generations
         found = [generations.get(0, 0), generations.get(oid, 0)]
-        for xid in own:
-            changed = self.catalogs.redefined.get(xid)
-            if changed is not None and (0 in changed or oid in changed):
+        redefined = self.catalogs.redefined
+        # Few transactions change a catalog; one may have millions of subtransactions.
+        few = [xid for xid in redefined if xid in own] if len(redefined) < len(own) else redefined.keys() & own
+        for xid in sorted(few):
+            changed = redefined[xid]
+            if 0 in changed or oid in changed:
                 found += (changed.get(0, 0), changed.get(oid, 0))
         return tuple(found)
 

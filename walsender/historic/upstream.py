@@ -5,7 +5,7 @@ Works on 15 to 18.  It follows no source of PostgreSQL: it asks for facts that p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import AsyncIterator, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Protocol
@@ -30,6 +30,10 @@ from walsender.xlog.formats import BLCKSZ, XLOG_BLCKSZ, format_of_version
 _CHUNK: Final = 1 << 20
 _XACTS_PER_SEGMENT: Final = 32 * BLCKSZ * 4
 """Transactions in a file of pg_xact, two bits each (clog.c, slru.h)."""
+MANAGED: Final = (
+    "A managed service may grant neither these nor physical replication: there is nothing to decode there from outside, "
+    "and the server's own logical slots serve instead."
+)
 
 _SETTINGS: Final = """
 SELECT current_setting('wal_level'), current_setting('full_page_writes'), current_setting('block_size'),
@@ -166,7 +170,8 @@ async def inspect(connection: Connection) -> Upstream:
         raise InsufficientPrivilege(
             f'the role "{connection.user}" may not do what decoding needs',
             detail=f"Missing: {', '.join(missing)}.",
-            hint="ALTER ROLE … REPLICATION; GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean) TO …",
+            hint="ALTER ROLE … REPLICATION; GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean) TO …; "
+            f"{MANAGED}",
         )
     return Upstream(
         version,
@@ -210,9 +215,8 @@ async def catalog_files(connection: Connection) -> list[CatalogFile]:
     return [found[name] for name in names]
 
 
-async def read_file(connection: Connection, path: str) -> bytes:
-    """Read a file of the server's data directory with the segments that follow it, up to the last whole page."""
-    parts: list[bytes] = []
+async def read_file(connection: Connection, path: str) -> AsyncIterator[bytes]:
+    """Read a file of the server's data directory with the segments that follow it: yield whole pages, in order."""
     segment = 0
     while True:
         offset = 0
@@ -223,21 +227,22 @@ async def read_file(connection: Connection, path: str) -> bytes:
                 [name],
             )
             data = b"" if text is None else bytes.fromhex(text[2:])
-            parts.append(data)
+            yield data[: len(data) - len(data) % BLCKSZ]
             offset += len(data)
             if len(data) < _CHUNK:
                 break
         if offset < 1 << 30:
             break
         segment += 1
-    whole = b"".join(parts)
-    return whole[: len(whole) - len(whole) % BLCKSZ]
 
 
 async def checkpoint(connection: Connection, may_checkpoint: bool) -> Lsn:
     """Make a checkpoint if `may_checkpoint`; return the redo position of the last one."""
     if may_checkpoint:
+        # It takes as long as the server needs to write.
+        patience, connection.answer_timeout = connection.answer_timeout, None
         await connection.execute("CHECKPOINT")
+        connection.answer_timeout = patience
     ((redo,),) = await connection.query(_REDO)
     return Lsn.parse(str(redo))
 

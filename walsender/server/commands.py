@@ -297,12 +297,12 @@ async def _start(session: Session, command: gram.StartLogicalReplication) -> Non
         start = max(slot.confirmed_flush_lsn, command.lsn)
         stream = Stream(session, slot, start, options)
         session.stream = stream
-        session.service.standbys.look_soon()
+        session.service.streams_changed()
         try:
             await stream.run()
         finally:
             session.stream = None
-            session.service.standbys.look_soon()
+            session.service.streams_changed()
     finally:
         store.free(slot)
     session.answer(m.complete("COPY 0") + m.complete("START_REPLICATION"))

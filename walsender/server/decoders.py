@@ -55,8 +55,9 @@ class Served(Protocol):
 class Decoder:
     """One process.  `start` it; `failed` is set when it is gone."""
 
-    def __init__(self, task: Task, feed: Feed) -> None:
+    def __init__(self, task: Task, feed: Feed, limit: int) -> None:
         self._task = task
+        self._limit = limit
         self._feed = feed
         self._numbers = itertools.count(1)
         self._streams: dict[int, Served] = {}
@@ -75,6 +76,7 @@ class Decoder:
             )
         self._channel = Channel(ours, self._message, self._gone)
         self._channel.send(requests.TASK, self._task.write())
+        self._channel.send(requests.LIMIT, NUMBER.pack(self._limit))
         self._feed.listeners.add(self.tell)
         self.tell(self._feed.received)
 
@@ -82,6 +84,12 @@ class Decoder:
         """Tell where the WAL ends; later, if the process has not read what it was told before."""
         if self._channel.is_clear:
             self._channel.send(requests.TIP, NUMBER.pack(tip))
+
+    def limit(self, lsn: int) -> None:
+        """Tell up to where streams of failover slots are sent WAL."""
+        if lsn != self._limit and not self.failed.is_set():
+            self._limit = lsn
+            self._channel.send(requests.LIMIT, NUMBER.pack(lsn))
 
     def needs(self, lsn: int) -> None:
         """Tell from where on catalogs are needed."""
@@ -163,6 +171,7 @@ class Decoders:
         self._feed = feed
         self._slots = slots
         self._work_mem = work_mem
+        self._limit = 0
         self._decoders: dict[int, Decoder] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._look = asyncio.Event()
@@ -194,9 +203,15 @@ class Decoders:
             feed.redo_for(restart),
             feed.receiver_timeout,
         )
-        decoder = Decoder(task, feed)
+        decoder = Decoder(task, feed, self._limit)
         await decoder.start()
         return decoder
+
+    def limit(self, reached: int | None) -> None:
+        """Have streams of failover slots be sent WAL up to `reached` (standby_slots.py)."""
+        self._limit = requests.UNLIMITED if reached is None else reached
+        for decoder in self._decoders.values():
+            decoder.limit(self._limit)
 
     def slots_changed(self) -> None:
         """Note that there is another slot, or one less."""

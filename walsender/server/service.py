@@ -26,6 +26,7 @@ from walsender.feed.feed import Feed
 from walsender.server.decoders import Decoders
 from walsender.server.link import Upstream
 from walsender.server.session import Session
+from walsender.server.standby_slots import StandbySlots
 from walsender.server.stream import Stream
 from walsender.server.synchronous import SynchronousStandbys
 from walsender.slots.slot import SlotStore
@@ -122,6 +123,12 @@ class Service:
         self.zones: dict[str, TimeZone] = {}
         """Time zones as the upstream server knows them, by name."""
         self.standbys = SynchronousStandbys(options.upstream, self._streams, options.receiver_timeout)
+        self.standby_slots = StandbySlots(
+            options.upstream,
+            self.feed,
+            lambda: any(stream.failover for stream in self._streams()),
+            lambda: self.decoders.limit(self.standby_slots.reached),
+        )
         self.sessions: set[Session] = set()
         self.keys = CancelKeys()
         self._tasks: list[asyncio.Task[None]] = []
@@ -140,11 +147,17 @@ class Service:
             asyncio.create_task(service._save(), name="slots"),
             asyncio.create_task(service.standbys.run(), name="synchronous standbys"),
             asyncio.create_task(service.decoders.run(), name="decoders"),
+            asyncio.create_task(service.standby_slots.run(), name="standby slots"),
         ]
         return service
 
     def _streams(self) -> list[Stream]:
         return [session.stream for session in self.sessions if session.stream is not None]
+
+    def streams_changed(self) -> None:
+        """Note that a stream has begun or ended."""
+        self.standbys.look_soon()
+        self.standby_slots.look_soon()
 
     async def failed(self) -> None:
         """Wait until the server can no longer go on, and raise why."""

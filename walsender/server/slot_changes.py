@@ -82,6 +82,8 @@ async def _decoded(
     if end <= start:
         return [], 0, 0
     await feed.wait_for(end)
+    if slot.failover:
+        await service.standby_slots.wait_for(end)
     restart = feed.commits.restart_for(start, feed.oldest) or slot.restart_lsn
     task = Task(
         service.upstream.with_database(slot.database, session.settings),
@@ -97,6 +99,7 @@ async def _decoded(
         feed.server.system_identifier,
         end,
         upto_changes or 0,
+        feed.receiver_timeout,
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "walsender.streaming.changes"),

@@ -327,6 +327,8 @@ async def _advance(session: Session, name: str, text: str) -> Lsn:
         ((flushed,),) = await session.query("SELECT pg_catalog.pg_current_wal_flush_lsn()")
         to = min(to, Lsn.parse(flushed or ""))
         await feed.wait_for(to)
+        if slot.failover:
+            await session.service.standby_slots.wait_for(to)
         slot.confirmed_flush_lsn = max(to, slot.confirmed_flush_lsn)
         restart = feed.commits.restart_for(slot.confirmed_flush_lsn, feed.oldest)
         slot.restart_lsn = max(slot.restart_lsn, restart or 0)

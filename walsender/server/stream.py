@@ -75,6 +75,11 @@ class Stream:
         return self._session.application_name
 
     @property
+    def failover(self) -> bool:
+        """Whether the slot waits for standbys (standby_slots.py)."""
+        return self._slot.failover
+
+    @property
     def positions(self) -> tuple[int, int, int]:
         """What the client has written, flushed and applied, as it says."""
         return self._written, self._flushed, self._applied
@@ -112,6 +117,8 @@ class Stream:
         await asking.query(_SET_IDLE, ["0"])
         await feed.wait_for(min(self._start, feed.received))
         decoder = await session.service.decoders.of(slot)
+        if slot.failover:
+            await session.service.standby_slots.looked()
         texts = await upstream.session_texts(asking, session.service.zones, current=True)
         session.send(_COPY_BOTH)
         client = await _Client.of(session)
@@ -125,6 +132,7 @@ class Stream:
             "client_encoding": session.client_encoding,
             "texts": texts,
             "timeout": session.timeout,
+            "failover": slot.failover,
             "received": client.received,
         }
         session.exchange.lent = True

@@ -112,6 +112,7 @@ class SynchronousStandbys:
         parameters = {**parse_conninfo(self._conninfo), "application_name": stream.application_name}
         try:
             async with await Connection.connect(format_conninfo(parameters), replication=True) as connection:
+                connection.answer_timeout = self._timeout or None
                 await self._report(connection, stream)
         except PubsubError as error:
             logger.warning(

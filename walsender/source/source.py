@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -58,6 +59,9 @@ class Source(Protocol):
     async def open(self) -> None: ...
     def feed(self, reader: WalReader) -> AsyncGenerator[bool, None]:
         """Feed `reader`; yield False when there may be records to take, True when there is nothing more for now."""
+
+    async def keep_alive(self) -> None:
+        """Tell the server that it is still heard, while `feed` is not asked for more."""
 
     async def close(self) -> None: ...
 
@@ -237,7 +241,15 @@ class WalSource:
             raise
 
     async def _connect(self) -> Connection:
-        return await Connection.connect(self._conninfo, replication=True, application_name="walsender")
+        connection = await Connection.connect(self._conninfo, replication=True, application_name="walsender")
+        connection.answer_timeout = self._timeout or None
+        return connection
+
+    async def keep_alive(self) -> None:
+        """See Source.  A connection that is broken is left to `feed`."""
+        if self._stream is not None:
+            with suppress(ConnectionFailure):
+                await self._stream.keep_alive()
 
     async def close(self) -> None:
         stream, self._stream = self._stream, None

@@ -15,14 +15,18 @@ from pubsub.protocol.commands import start_physical_replication
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import ReplicationStream, StreamEnded
+from walsender.historic.upstream import MANAGED
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import XLOG_BLCKSZ
 
 STATUS_INTERVAL: Final = 5.0
 """Seconds between status updates."""
+_BUSY_INTERVAL: Final = 0.5
+"""The same, while the server's requests for a reply are not read."""
 RECEIVER_TIMEOUT: Final = 60.0
 """wal_receiver_timeout's default."""
 _UNDEFINED_FILE: Final = "58P01"
+_REFUSED: Final = frozenset({"0A000", "28000", "42501"})
 
 
 class WalStream:
@@ -60,6 +64,8 @@ class WalStream:
         self._stream = ReplicationStream(self._connection)
 
     def _explained(self, error: PublisherError) -> PublisherError | WalMissing:
+        if error.sqlstate in _REFUSED:
+            error.hint = error.hint or MANAGED
         if error.sqlstate != _UNDEFINED_FILE:
             return error
         return WalMissing(
@@ -113,6 +119,14 @@ class WalStream:
                 "terminating walreceiver due to timeout", hint="The server sent nothing for wal_receiver_timeout."
             ) from None
 
+    async def keep_alive(self) -> None:
+        """Report what was reported before, if that was a while ago: a server ends a walsender that nobody answers.
+
+        For a receiver that is busy with what has come (wal_sender_timeout).  Raises ConnectionFailure.
+        """
+        if self._stream is not None and time.monotonic() - self._sent > _BUSY_INTERVAL:
+            await self.send_status()
+
     async def send_status(self, *, ask: bool = False) -> None:
         """Report to the server which WAL has come and which is no longer needed; `ask` it to reply.
 
@@ -121,7 +135,7 @@ class WalStream:
         A server that is shut down waits until all that it sent is reported flushed, or written if no flush position is
         reported (walsender.c: WalSndDone).  Without a slot none ever is, so that no commit waits for this walsender, or is
         taken for safe because of it (synchronous_standby_names = '*').  A slot moves to the reported flush position; it is
-        reported once and then taken back.
+        reported once, with nothing beyond it as written (synchronous_commit = remote_write), and then taken back.
         """
         self._sent = time.monotonic()
         self._reported = self.flushed
@@ -131,7 +145,7 @@ class WalStream:
             await self._stream.send_status(*self._positions(), reply=ask)
             return
         if self._slot is not None and self.flushed:
-            await self._stream.send_status(self._next, self.flushed, self.flushed)
+            await self._stream.send_status(self.flushed, self.flushed, self.flushed)
         await self._stream.send_status(self._next, 0, 0, reply=ask)
 
     async def close(self) -> None:

@@ -42,7 +42,7 @@ class Task:
     """What is to be decoded: up to the record that reaches `end`, or to the transaction with the change number `limit`.
 
     `start`, `two_phase_at`: LSNs as PluginRequest has them; `redo`: as in DecodeRequest; `spool`: the directory; `tip`: where
-    the WAL there ends.
+    the WAL there ends; `answer_timeout`: seconds that the upstream server may take for an answer; 0: for ever.
     """
 
     conninfo: str
@@ -58,6 +58,7 @@ class Task:
     system_identifier: int
     end: int
     limit: int
+    answer_timeout: float
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -141,6 +142,7 @@ async def _decode(task: Task, make: Callable[[Upstream], SpoolSource], spill: Pa
         end=task.end,
         work_mem=task.work_mem,
         redo=task.redo,
+        receiver_timeout=task.answer_timeout,
         make_source=make,
     )
 

@@ -56,16 +56,26 @@ class Wish(NamedTuple):
 class Pass:
     """One pass, which begins at `state`.
 
+    `limited`: it is for failover slots, which wait for standbys.
+
     `make_room` makes a directory for spilled changes.  `on_warning` gets what a plugin warns a subscriber of.
     """
 
     def __init__(
-        self, state: CatalogState, spool: Spool, work_mem: int, make_room: Callable[[], Path], on_warning: Warned
+        self,
+        state: CatalogState,
+        spool: Spool,
+        work_mem: int,
+        make_room: Callable[[], Path],
+        on_warning: Warned,
+        *,
+        limited: bool = False,
     ) -> None:
         server = state.facts.server
         wal_format = format_of_version(server.version)
         assert wal_format is not None
         self.state = state
+        self.limited = limited
         self.decoder = Decoder(
             database=server.database,
             wal_format=wal_format,

@@ -40,7 +40,7 @@ from walsender.streaming import requests
 from walsender.streaming.backlog import Backlog
 from walsender.streaming.channel import Channel
 from walsender.streaming.passes import Pass, Wish
-from walsender.streaming.requests import NUMBER, StreamEnd, StreamRequest, Task
+from walsender.streaming.requests import NUMBER, UNLIMITED, StreamEnd, StreamRequest, Task
 from walsender.streaming.spool_source import SpoolSource
 from walsender.streaming.subscriber import STOPPED, Subscriber
 
@@ -97,6 +97,8 @@ class DecodingProcess:
         self._task: Task
         self._begun = asyncio.Event()
         self._tip = 0
+        self._limit = 0
+        """Where the WAL ends for failover slots; UNLIMITED: where it ends for all."""
         self._needed = 0
         self._base: Pass | None = None
         self._passes: list[Pass] = []
@@ -159,6 +161,8 @@ class DecodingProcess:
             stream = self._streams.get(NUMBER.unpack(contents)[0])
             if stream is not None:
                 stream.subscriber.end(STOPPED)
+        elif kind == requests.LIMIT:
+            self._set_limit(NUMBER.unpack(contents)[0])
         elif kind == requests.TEXTS:
             number, texts = json.loads(contents)
             stream = self._streams.get(number)
@@ -167,6 +171,21 @@ class DecodingProcess:
                 stream.stale = True
         elif kind == requests.NEEDED:
             (self._needed,) = NUMBER.unpack(contents)
+
+    def _set_limit(self, limit: int) -> None:
+        before, self._limit = self._limit, limit
+        if limit == UNLIMITED:
+            for one in self._passes:
+                one.limited = False
+        elif before == UNLIMITED:
+            # They leave the passes of the others.
+            for stream in self._streams.values():
+                stream.stale |= stream.request.failover
+        self._work_soon()
+
+    def _tip_of(self, one: Pass) -> int:
+        """Return where the WAL ends for a pass."""
+        return min(self._tip, self._limit) if one.limited else self._tip
 
     def _start(self, request: StreamRequest, sock: socket.socket) -> None:
         subscriber = Subscriber(
@@ -213,21 +232,31 @@ class DecodingProcess:
             starting = [one for one in self._starting if not one[0].subscriber.ending]
             self._starting = []
             behind = []
+            limited = []
             for stream, start in starting:
                 base = self._base
-                if base is not None and base.is_consistent and base.is_at(self._tip) and base.is_quiet_since(start):
+                if stream.request.failover and self._limit != UNLIMITED:
+                    limited.append((stream, start))
+                elif base is not None and base.is_consistent and base.is_at(self._tip) and base.is_quiet_since(start):
                     base.add([stream.wish(start)])
                 else:
                     behind.append((stream, start))
             for alike in _near(behind):
                 await self._begin_behind(alike)
+            for alike in _near(limited):
+                await self._begin_behind(alike, limited=True)
             self._work_soon()
 
-    async def _begin_behind(self, behind: list[tuple[_Stream, int]]) -> None:
+    async def _begin_behind(self, behind: list[tuple[_Stream, int]], *, limited: bool = False) -> None:
         try:
             restart = min(stream.restart for stream, _ in behind)
             state = await self._catalogs(restart, min(stream.redo for stream, _ in behind))
-            made = self._new_pass(state)
+            if not limited and self._limit != UNLIMITED and any(stream.request.failover for stream, _ in behind):
+                # Since just now they have to wait for standbys.
+                self._starting += behind
+                self._wanted.set()
+                return
+            made = self._new_pass(state, limited=limited and self._limit != UNLIMITED)
         except (PubsubError, OSError) as error:
             for stream, _ in behind:
                 stream.subscriber.end(STOPPED, _reported(error))
@@ -239,9 +268,9 @@ class DecodingProcess:
             stream.subscriber.end(STOPPED, error)
         self._sweep()
 
-    def _new_pass(self, state: CatalogState) -> Pass:
+    def _new_pass(self, state: CatalogState, *, limited: bool = False) -> Pass:
         spool = Spool(Path(self._task.spool), self._task.segment_size)
-        made = Pass(state, spool, self._task.work_mem, self._room, self._warn)
+        made = Pass(state, spool, self._task.work_mem, self._room, self._warn, limited=limited)
         self._passes.append(made)
         return made
 
@@ -305,7 +334,7 @@ class DecodingProcess:
         more = False
         for one in list(self._passes):
             try:
-                more |= one.work(self._tip, patient=one is not self._base)
+                more |= one.work(self._tip_of(one), patient=one is not self._base)
             except (PubsubError, OSError) as error:
                 self._pass_failed(one, _reported(error))
                 more = True
@@ -320,15 +349,14 @@ class DecodingProcess:
 
     def _merge(self) -> None:
         """Put passes together that are at the same place."""
-        here = [one for one in self._passes if one.is_consistent and one.is_at(self._tip)]
-        if len(here) > 1:
+        ready = [one for one in self._passes if one.is_consistent and one.is_at(self._tip_of(one))]
+        for here in ([one for one in ready if one.limited is limited] for limited in (False, True)):
             here.sort(key=lambda one: one is not self._base)
-            target = here[0]
             for other in here[1:]:
-                if other.position == target.position:
-                    target.absorb(other)
+                if other.position == here[0].position:
+                    here[0].absorb(other)
                     self._end_pass(other)
-        for one in here:
+        for one in ready:
             one.fold()
 
     def _end_pass(self, one: Pass) -> None:

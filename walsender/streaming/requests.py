@@ -5,6 +5,7 @@ To the process      C  Task            once, first
                     S  StreamRequest   begin a stream; its socket comes with it
                     E  number (8)      end a stream
                     N  LSN (8)         nothing needs what is older
+                    L  LSN (8)         streams of failover slots are sent no WAL from after it; UNLIMITED: they are
                     X  [number, texts] a stream's values are written with other settings from now on
 From the process    P  [[number, sent, written, flushed, applied, replied_at, confirmed, restart, counted], …]
                                         `counted`: the stream's statistics, in the order of Statistics
@@ -31,12 +32,14 @@ TIP: Final = b"T"
 START: Final = b"S"
 END: Final = b"E"
 NEEDED: Final = b"N"
+LIMIT: Final = b"L"
 TEXTS: Final = b"X"
 POSITIONS: Final = b"P"
 DONE: Final = b"D"
 WARNING: Final = b"W"
 
 NUMBER: Final = Struct(">Q")
+UNLIMITED: Final = (1 << 64) - 1
 _FIELDS: Final = ("message", "sqlstate", "detail", "hint", "context")
 
 
@@ -73,7 +76,8 @@ class StreamRequest:
     """A stream that is to begin: LSNs as PluginRequest has them.
 
     `restart`: a list of running transactions from which everything from `start` on is seen whole; `redo`: the redo position of a
-    checkpoint before it.  `timeout`: wal_sender_timeout in seconds.  `received`: what the client has sent already.
+    checkpoint before it.  `timeout`: wal_sender_timeout in seconds.  `failover`: the slot's.
+    `received`: what the client has sent already.
     """
 
     number: int
@@ -86,6 +90,7 @@ class StreamRequest:
     client_encoding: str
     texts: SessionTexts
     timeout: float
+    failover: bool = False
     received: bytes = b""
 
     def write(self) -> bytes:

@@ -43,5 +43,8 @@ class SpoolSource:
             yield True
             await self._more.wait()
 
+    async def keep_alive(self) -> None:
+        """The server receives on its own."""
+
     async def close(self) -> None:
         self._spool.close()

@@ -1,0 +1,59 @@
+"""An output gives way in the midst of a transaction, whatever it sends of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from walsender.decode import changes as c
+from walsender.decode.assembly import BATCH, Changes, Rules
+from walsender.decode.output import Ending, Origin, Output
+
+
+class Plugin:
+    """A plugin that counts its rows."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.ended = False
+
+    def begin(self, _txn: object) -> None: ...
+
+    def row(self, *_: object) -> bool:
+        self.rows += 1
+        return True
+
+    def commit(self, _txn: object) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_large_transaction_is_sent_in_steps(is_published: bool) -> None:
+    plugin: Any = Plugin()
+    texts: Any = None
+    steps = 0
+
+    def may_go_on() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    rules = Rules("key", "key", False, lambda _: False, lambda _: False)
+    output = Output(plugin, texts, rules, may_go_on=may_go_on)
+    if is_published:
+        output.views[7] = SimpleNamespace(entry=None)  # type: ignore[assignment]
+    frames = [c.HEAD.pack(c.INSERT, 3, 7, 100) + b"row"] * (10 * BATCH)
+    txn: Any = SimpleNamespace(txn=SimpleNamespace(xid=3, first_lsn=50), errors={})
+    output.send(txn, Ending(200, 210, 0, Origin()), Changes(frames, {output}, 1))
+    while output.waits:
+        before = plugin.rows
+        # One step and no more, as if a client had no room, or a signal had come.
+        output.may_go_on = iter([True, False]).__next__
+        output.proceed()
+        assert plugin.rows - before <= BATCH
+        steps += 1
+    assert plugin.ended
+    assert plugin.rows == (10 * BATCH if is_published else 0)
+    assert steps > 10
