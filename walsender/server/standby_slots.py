@@ -55,7 +55,7 @@ class StandbySlots:
         self._soon = asyncio.Event()
         self._changed = asyncio.Event()
         self._names: tuple[str, ...] | None = None
-        self._problem = ""
+        self._problems: set[str] = set()
         self.reached: int | None = 0
         """The LSN up to which all the standbys have the WAL; 0: that is not known; None: nobody waits for them."""
 
@@ -127,10 +127,10 @@ class StandbySlots:
         if not names:
             return
         judged = [_judged(name, slots.get(name), self._feed.received) for name in names]
-        problem = next((said for said, _ in judged if said), "")
-        if problem and problem != self._problem:
+        problems = {problem for problem, _ in judged if problem}
+        for problem in sorted(problems - self._problems):
             log.warning("failover slots wait for a standby", reason=problem)
-        self._problem = problem
+        self._problems = problems
         found = [lsn for _, lsn in judged if lsn is not None]
         if len(found) == len(judged):
             # Otherwise they still have what they had before.

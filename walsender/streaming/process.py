@@ -178,9 +178,10 @@ class DecodingProcess:
             for one in self._passes:
                 one.limited = False
         elif before == UNLIMITED:
-            # They leave the passes of the others.
+            # They leave the passes of the others, before these read on.
             for stream in self._streams.values():
                 stream.stale |= stream.request.failover
+            self._leave_passes()
         self._work_soon()
 
     def _tip_of(self, one: Pass) -> int:
