@@ -37,7 +37,7 @@ _STATE: Final = (
     " FROM pg_catalog.pg_replication_slots)"
 )
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class StandbySlots:
@@ -97,7 +97,7 @@ class StandbySlots:
             except ConnectionFailure:
                 await asyncio.sleep(_LOOK)  # the feed says that the server cannot be reached
             except PublisherError as error:
-                log.warning("synchronized_standby_slots cannot be read", reason=error.message)
+                logger.warning("synchronized_standby_slots cannot be read", reason=error.message)
                 await asyncio.sleep(_LOOK)
 
     def _is_needed(self) -> bool:
@@ -121,7 +121,7 @@ class StandbySlots:
     def _look(self, setting: str, slots: dict[str, list[Any]]) -> None:
         names = _names_of(setting)
         if names != self._names:
-            log.info("synchronized_standby_slots was read", value=setting)
+            logger.info("synchronized_standby_slots was read", value=setting)
             self._names = names
             self._set(0 if names else None)
         if not names:
@@ -129,7 +129,7 @@ class StandbySlots:
         judged = [_judged(name, slots.get(name), self._feed.received) for name in names]
         problems = {problem for problem, _ in judged if problem}
         for problem in sorted(problems - self._problems):
-            log.warning("failover slots wait for a standby", reason=problem)
+            logger.warning("failover slots wait for a standby", reason=problem)
         self._problems = problems
         found = [lsn for _, lsn in judged if lsn is not None]
         if len(found) == len(judged):

@@ -67,11 +67,11 @@ def scanned(oldest_running: int | None, seen: Sequence[int] = ()) -> WindowScan:
 def test_tuples_that_were_dead_are_dropped(xmin: int, xmax: int, mask: int, is_kept: bool) -> None:
     bootstrap = CatalogBootstrap([FILE], SERVER, scanned(100, [95]))
     assert bootstrap.take(FILE, 7, page((xmin, xmax, mask))) == 8
-    assert [len(found) for _, found in bootstrap._pages.items() if isinstance(found, list)] == [1] * is_kept
+    assert [block for block, _ in bootstrap._tuples(FILE)] == [7] * is_kept
     # Without a list of running transactions nothing is known.
     bootstrap = CatalogBootstrap([FILE], SERVER, scanned(None, [95]))
     bootstrap.take(FILE, 7, page((xmin, xmax, mask)))
-    assert len(bootstrap._pages) == 1
+    assert [block for block, _ in bootstrap._tuples(FILE)] == [7]
 
 
 def test_transactions_that_only_the_server_knows() -> None:
@@ -81,6 +81,9 @@ def test_transactions_that_only_the_server_knows() -> None:
     assert bootstrap.undecided() == {50, 60, 51, 52}
     scan.seen.add(60)
     assert bootstrap.undecided() == {50, 51, 52}
+    assert bootstrap.needed({50, 51, 70}) == {50, 51}
+    scan.pages[False, SERVER.tablespace, 5000, 0] = []
+    assert bootstrap.needed({50, 52}) == {52}, "the page as the file had it is not what it was at R"
 
 
 def test_a_page_that_was_being_written_is_the_wals() -> None:
@@ -92,8 +95,10 @@ def test_a_page_that_was_being_written_is_the_wals() -> None:
         list(CatalogBootstrap._tuples(bootstrap, FILE))
     assert caught.value.context == "block 1 of pg_class"
     bootstrap.take(FILE, 0, page((10, 0, LIVE)) + torn)
-    scan.pages[5000, 1] = [(3, 11, 0, LIVE, b"row")]
+    scan.pages[False, SERVER.tablespace, 5000, 1] = [(3, 11, 0, LIVE, b"row")]
     assert [(block, found[:3]) for block, found in bootstrap._tuples(FILE)] == [(0, (1, 10, 0)), (1, (3, 11, 0))]
     # A page that the WAL has is not looked at in the file.
-    bootstrap.take(FILE, 0, torn + torn)
-    assert list(bootstrap._pages) == [(5000, 0)]
+    for torn_ones in (torn + torn, page((10, 0, LIVE)) + torn):
+        bootstrap = CatalogBootstrap([FILE], SERVER, scan)
+        bootstrap.take(FILE, 0, torn_ones)
+        assert list(bootstrap._pages[FILE.name]) == [0]

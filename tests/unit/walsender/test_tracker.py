@@ -15,7 +15,7 @@ class Many(set[int]):
 
 
 def test_a_relations_generation_for_a_transaction_with_many_subtransactions() -> None:
-    tracker = CatalogTracker(5, {}, {}, lambda _: True)
+    tracker = CatalogTracker(5, 1663, {}, {}, lambda _: True)
     tracker.catalogs.generations |= {0: 1, 7: 2}
     own = Many(range(10, 1000))
     assert tracker.generation(7, own) == (1, 2)
