@@ -99,6 +99,7 @@ def test_the_protocol_is_what_the_columns_need(table: Table) -> None:
     assert not [name for name in table.log.properties if name.startswith("delta.feature.")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_table_that_lists_no_features_of_readers_gets_what_an_alteration_needs(
     spark: Spark, tmp_path: Path, version: int
@@ -180,7 +181,16 @@ def begun(table: Table, monkeypatch: pytest.MonkeyPatch, other: Callable[[], Non
     monkeypatch.setattr(DeltaTransactions, "_commit", late)
 
 
-@pytest.mark.parametrize("what", ["rows", "the application's version", "the schema", "files merged", "rows deleted"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "rows",
+        "the application's version",
+        "the schema",
+        "files merged",
+        pytest.param("rows deleted", marks=pytest.mark.full),
+    ],
+)
 def test_a_commit_that_came_between_is_found_by_delta(
     table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -315,6 +325,7 @@ def test_a_table_that_was_made_anew_at_its_place(table: Table, spark: Spark) -> 
     assert 6 in again.ids()
 
 
+@pytest.mark.full
 def test_checkpoints_come_at_the_tables_interval(table: Table, spark: Spark) -> None:
     spark.session.sql(f"ALTER TABLE delta.`{table.target.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
     for number in range(1, 8):
@@ -392,6 +403,7 @@ def test_a_checkpoint_has_a_log_of_its_own(table: Table, spark: Spark, monkeypat
     assert of_checkpoint != of_commits
 
 
+@pytest.mark.full
 def test_a_users_setting_of_checksum_files_survives_a_checkpoint(
     table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_stray_file_goes_though_no_commit_has_expired(spark: Spark, tmp_path: 
     assert needed.exists()
 
 
+@pytest.mark.full
 def test_vacuum_of_a_table_elsewhere_goes_on_though_the_log_lacks_commits(spark: Spark, tmp_path: Path) -> None:
     """Delta's own clean-up of the log removes commits up to midnight, whether VACUUM has read them or not."""
     path = tmp_path / "t"

@@ -110,7 +110,9 @@ def test_unpublished_wal_advances_the_feedback_too(replica: Replica) -> None:
     assert replica.query(f"SELECT '{origin['remote_lsn']}'::pg_lsn >= '{after}'") == [(True,)]
 
 
-@pytest.mark.parametrize("rows", [10, 500_000], ids=["a full batch", "an open batch"])
+@pytest.mark.parametrize(
+    "rows", [10, pytest.param(500_000, marks=pytest.mark.full)], ids=["a full batch", "an open batch"]
+)
 def test_a_commit_longer_than_wal_sender_timeout(own: Replica, fault: Faults, rows: int) -> None:
     """Keepalives are answered with the old flush LSN, whether or not the next batch has room."""
     make(own, batch_rows=rows)
@@ -129,7 +131,7 @@ def test_a_commit_longer_than_wal_sender_timeout(own: Replica, fault: Faults, ro
     assert walsender(own)["pid"] == sender["pid"]
 
 
-@pytest.mark.parametrize("level", ["on", "remote_apply"])
+@pytest.mark.parametrize("level", ["on", pytest.param("remote_apply", marks=pytest.mark.full)])
 def test_a_publisher_that_waits_for_the_subscription(
     own: Replica, own_server: EmbeddedPostgres, fault: Faults, level: str
 ) -> None:
@@ -187,6 +189,7 @@ def test_nothing_is_reported_unasked(spark: Spark, tmp_path: Path) -> None:
         replica.drop()
 
 
+@pytest.mark.full
 def test_the_publisher_restarts(own: Replica, own_server: EmbeddedPostgres) -> None:
     make(own)
     modes: tuple[StopMode | None, ...] = ("fast", "immediate", None)
@@ -203,6 +206,7 @@ def test_the_publisher_restarts(own: Replica, own_server: EmbeddedPostgres) -> N
     wait_until(lambda: own.node.statistics(own.name)["error"] is None, "the error to be cleared")
 
 
+@pytest.mark.full
 def test_the_walsender_is_killed(replica: Replica, fault: Faults) -> None:
     """A commit that is under way is completed, and its changes are not applied again."""
     make(replica)

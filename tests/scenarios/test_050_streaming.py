@@ -292,6 +292,7 @@ def test_beside_a_stock_subscriber(replica: Replica, stock: Callable[[str], Stoc
     assert streamed(replica) > 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streaming", ["parallel"])
 def test_a_value_past_max_message_size(database: Database, spark: Spark, tmp_path: Path, streaming: str) -> None:
     """It is refused with its size and the setting's name; with a larger setting it is applied."""

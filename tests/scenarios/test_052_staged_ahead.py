@@ -77,6 +77,7 @@ def test_staged_parts_are_used_at_the_commit(any_replica: Replica, taken: list[b
     assert taken[-1]
 
 
+@pytest.mark.full
 @on("18")
 def test_staged_parts_that_do_not_fit_are_discarded(any_replica: Replica, taken: list[bool]) -> None:
     replica = any_replica
@@ -103,6 +104,7 @@ def test_staged_parts_that_do_not_fit_are_discarded(any_replica: Replica, taken:
     assert taken == [False, False, True]
 
 
+@pytest.mark.full
 @on("18")
 def test_other_transactions_commit_while_parts_are_staged(any_replica: Replica, taken: list[bool]) -> None:
     """Others commit in batches of their own, before the streamed one if they committed before it.

@@ -355,6 +355,7 @@ def test_every_kind_of_commit_is_found_again(replica: Replica, server: EmbeddedP
     assert not [entry for entry in entries if "does not show" in entry["event"]]
 
 
+@pytest.mark.full
 def test_wal_level_is_lowered(replica: Replica, server: EmbeddedPostgres) -> None:
     """A server with logical slots does not start with this setting, so the slot is gone, too."""
     replica.subscribe()
@@ -446,6 +447,7 @@ def test_a_slot_that_waits_is_given_up(replica: Replica, server: EmbeddedPostgre
         open_one.rollback()
 
 
+@pytest.mark.full
 def test_a_slot_that_is_idle_for_too_long(replica: Replica, server: EmbeddedPostgres) -> None:
     """18's idle_replication_slot_timeout: a disabled subscription gets a warning."""
     replica.subscribe()

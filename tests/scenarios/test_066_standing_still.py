@@ -338,7 +338,7 @@ def test_a_table_that_apply_waits_for_does_not_wait_for_copies(
 @pytest.mark.parametrize(
     ("number", "action"),
     [
-        (signal.SIGKILL, "RESYNC TABLE t, u"),
+        pytest.param(signal.SIGKILL, "RESYNC TABLE t, u", marks=pytest.mark.full),
         pytest.param(signal.SIGHUP, "RESYNC TABLE t", marks=pytest.mark.full),
         pytest.param(signal.SIGKILL, "DROP", marks=pytest.mark.full),
     ],

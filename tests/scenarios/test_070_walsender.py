@@ -223,7 +223,17 @@ def test_statements_found_by_hand(upstreams: Servers, version: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "name"),
-    [*itertools.product(["18"], walsender_settings.SETTINGS), ("15", "SQL, day first"), ("15", "other names")],
+    [
+        ("18", "a zone with summer time"),
+        ("18", "Postgres, day first"),
+        *(
+            pytest.param("18", name, marks=pytest.mark.full)
+            for name in walsender_settings.SETTINGS
+            if name not in {"a zone with summer time", "Postgres, day first"}
+        ),
+        ("15", "SQL, day first"),
+        ("15", "other names"),
+    ],
 )
 def test_settings_of_the_database_shape_the_output(upstreams: Servers, version: str, name: str) -> None:
     compare(

@@ -153,6 +153,7 @@ def test_what_was_confirmed_is_sent_again_only_if_that_was_not_saved(
     assert follower.ids == list(range(1, 31))
 
 
+@pytest.mark.full
 def test_a_second_process_is_refused(publish: Publish, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pubsub.cli", "--home", str(publish.home), "publish"]
     command += ["--upstream", publish.upstream, "--listen", "127.0.0.1:0"]
@@ -163,6 +164,7 @@ def test_a_second_process_is_refused(publish: Publish, tmp_path: Path) -> None:
     assert publish.query("SELECT slot_name FROM pg_replication_slots") == [("s",)]
 
 
+@pytest.mark.full
 def test_a_stream_ends_in_good_order_when_wal_that_it_needs_is_gone(
     upstream: EmbeddedPostgres, publish: Publish
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_stream_ends_in_good_order_when_wal_that_it_needs_is_gone(
     assert 'can no longer access replication slot "s"' in follower.error.message
 
 
+@pytest.mark.full
 def test_a_damaged_state_of_the_feed_is_read_from_the_wal_again(upstream: EmbeddedPostgres, publish: Publish) -> None:
     writer = Writer(upstream, "postgres")
     writer.segment()

@@ -150,7 +150,7 @@ def test_prepared_statements_see_the_slots_of_their_moment(ours: psycopg.Connect
     ).fetchall() == [("s4", ""), ("s5", "")]
 
 
-@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize("parameters", [pytest.param(False, marks=pytest.mark.full), True])
 def test_an_argument_that_says_something_else_each_time(
     ours: psycopg.Connection[Any], database: Database, parameters: bool
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_slot_begins_in_the_past(
     assert upstream.query(_OF_SERVER) == [(0,)]
 
 
+@pytest.mark.full
 def test_a_slot_begins_in_the_past_of_the_server_itself(
     upstream: EmbeddedPostgres, make: Callable[..., Publish]
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_slot_begins_in_the_past_of_the_server_itself(
     assert follower.ids == list(range(6, 16))
 
 
+@pytest.mark.full
 def test_where_no_one_has_the_wal_the_slot_is_refused(
     upstream: EmbeddedPostgres, archive: Path, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def equal(pair: Pair) -> None:
 
 
 @versions_of_both
-@pytest.mark.parametrize("mode", ["on", "parallel"])
+@pytest.mark.parametrize("mode", [pytest.param("on", marks=pytest.mark.full), "parallel"])
 def test_streamed_transactions(pairs: Make, versions: str, mode: str) -> None:
     """Two at a time with small ones between, subtransactions at every depth, DDL inside, aborts of parts and of all."""
     if mode not in modes(versions):
@@ -84,7 +84,7 @@ def test_streamed_transactions(pairs: Make, versions: str, mode: str) -> None:
 
 
 @versions_of_both
-@pytest.mark.parametrize("two_phase", ["off", "on"])
+@pytest.mark.parametrize("two_phase", [pytest.param("off", marks=pytest.mark.full), "on"])
 def test_a_rolled_back_column(pairs: Make, versions: str, two_phase: str) -> None:
     """Rows with a column that a subscriber reads of after it is gone are not sent: it has none for them, and would stop for ever."""
     pair = pairs(*versions.split("-"))
@@ -145,7 +145,9 @@ def prepared(pair: Pair, *gids: bool) -> None:
 
 
 @versions_of_both
-@pytest.mark.parametrize("mode", ["off", "on", "parallel"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("off", marks=pytest.mark.full), "on", pytest.param("parallel", marks=pytest.mark.full)]
+)
 def test_prepared_transactions(pairs: Make, versions: str, mode: str) -> None:
     """Committed and rolled back, over restarts of each side, with savepoints, names of the subscriber's own, large ones."""
     if mode != "off" and mode not in modes(versions):

@@ -33,6 +33,8 @@ from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import wait_until
 
+pytestmark = pytest.mark.full
+
 PATIENCE = 300.0
 PUBLISHER = "Pa55-of-the-publisher"
 CATALOG = "Pa55-of-the-catalog"
@@ -220,7 +222,6 @@ def open_to_others(directory: Path, *, without: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.full
 def test_what_a_node_keeps_is_its_owners_alone(life: Life) -> None:
     assert stat.S_IMODE(life.home.stat().st_mode) == 0o700
     assert open_to_others(life.home, without=life.home / "warehouse") == {}
@@ -247,7 +248,6 @@ def test_no_secret_is_in_an_argument_or_an_environment(life: Life) -> None:
     assert "java" in names
 
 
-@pytest.mark.full
 def test_no_secret_is_in_what_is_written_or_shown(life: Life) -> None:
     """In the order of the table of docs/security.md: the catalog and pubsub.toml hold what they were given, nothing else does."""
     with urlopen(f"http://{life.http}/metrics") as answer:
@@ -316,7 +316,6 @@ def test_the_jvm_listens_on_loopback_alone_and_asks_who_it_is(life: Life) -> Non
         urlopen("http://127.0.0.1:4040", timeout=5)
 
 
-@pytest.mark.full
 def test_spark_s_own_ports_ask_who_it_is(life: Life, spark: Spark) -> None:
     """Another Spark, which does not know the secret, asks there for what every driver has; without a secret it got it."""
     jvm: Any = spark.running()._jvm
