@@ -11,6 +11,8 @@ deletes    … of N/2 deletes                                        "
 pgbench    … of N/10 pgbench transactions                          "
 lag        from commit to visible, at 1,000 transactions/s         "
            (and what the tables then take, beside just copied ones)
+first      from the commit of a first transaction after silence to visible         "
+singles    from the last of 20,000 transactions of one row to visible             "
 receive    receiving only                                vs. pg_recvlogical
 large      one transaction, from its COMMIT              vs. a stock subscriber with streaming = on
 large-…    the same: updates; many at once; subtransactions        "

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from bench import commits, decoding, lag, large, machine, scattered, storage, types
+from bench import commits, decoding, lag, large, machine, scattered, small, storage, types
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed, Ours, Stock, Subscriber, settle
 from bench.workload import Dataset, Orders, Pgbench
@@ -37,7 +37,7 @@ _TIMEOUT: Final = 600.0
 _WARM_ROWS: Final = 20_000
 _LAG_RATE: Final = 1000
 
-#: The goals: our rate as a share of the reference side's (GOALS); seconds (LAG_GOAL, _COLD_GOAL); bytes (_MEMORY_GOAL).
+#: The goals: our rate as a share of the reference side's (GOALS); seconds (LAG_GOAL, _COLD_GOAL, _FIRST_GOAL); bytes (_MEMORY_GOAL).
 GOALS: Final = {
     "copy": 1.3,
     "inserts": 1.0,
@@ -56,6 +56,7 @@ LAG_GOAL: Final = 1.2
 # Beside local disk.
 _LAG_TIMES: Final = 2.0
 _COLD_GOAL: Final = 12.0
+_FIRST_GOAL: Final = 0.25
 _MEMORY_GOAL: Final = 600 << 20
 
 ORDERS: Final = ("copy", "inserts", "updates", "random", "deletes")
@@ -66,7 +67,8 @@ DECODING: Final = decoding.NAMES
 TYPES: Final = types.NAMES
 COMMITS: Final = commits.NAMES
 SCATTERED: Final = tuple(scattered.KEYS)
-ALL: Final = (*ORDERS, *PGBENCH, *SCATTERED, *RECEIVE, *LARGE, *DECODING, *TYPES, *COMMITS)
+SMALL: Final = small.NAMES
+ALL: Final = (*ORDERS, *PGBENCH, *SMALL, *SCATTERED, *RECEIVE, *LARGE, *DECODING, *TYPES, *COMMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Bench:
             (RECEIVE, self._receive_group),
             (ORDERS, self._orders_group),
             (PGBENCH, self._pgbench_group),
+            (SMALL, self._small_group),
             (SCATTERED, self._scattered_group),
             (LARGE, self._large_group),
             (DECODING, self._decoding_group),
@@ -116,7 +119,7 @@ class Bench:
         ]
         workers_peak = 0
         with machine.MemoryWatch(self._ours.pid) as watch:
-            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH, *SCATTERED, *LARGE)):
+            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH, *SMALL, *SCATTERED, *LARGE)):
                 self._guard("warm-up", self._warm_up)
             for names, group in groups:
                 wanted = [name for name in names if name in self._plan.only]
@@ -239,6 +242,35 @@ class Bench:
             self._lag(data)
             self.results.limits += storage.limits(fresh, storage.measure(self._ours.paths(data)))
         self._drop(data)
+
+    def _small_group(self, wanted: Sequence[str]) -> None:
+        """Measure when the first transaction after silence is visible, and the last of many of one row."""
+        data = Orders("small", small.ROWS)
+        self._begin(wanted[0], f"small transactions: making a table of {data.rows:,} rows")
+        self._load(data)
+        self._theirs.prepare(data)
+        self._copy(data, 0)
+        count = min(small.SINGLES, self._plan.rows)
+        found: dict[str, list[float]] = {name: [] for name in wanted}
+        for subscriber in (self._theirs, self._ours):
+            self._settle()
+            subscriber.enable(data)
+            for name in wanted:
+                self._begin(name, f"small transactions, {name}: {subscriber.name}")
+                if name == "first":
+                    found[name].append(small.first(self._publisher, subscriber, data, self._follow))
+                else:
+                    found[name].append(small.singles(self._publisher, subscriber, data, count, self._follow))
+            self._check(subscriber, data)
+            subscriber.disable(data)
+        self._drop(data)
+        titles = {
+            "first": "the first transaction after silence, until it is visible",
+            "singles": f"the last of {count:,} transactions of one row, until it is visible",
+        }
+        for name, (theirs, ours) in found.items():
+            goal = _FIRST_GOAL if name == "first" else theirs
+            self.results.limits.append(Limit(name, titles[name], "seconds", ours, theirs, goal))
 
     def _scattered_group(self, wanted: Sequence[str]) -> None:
         """Measure our lag and processor time for scattered updates of a table, and of one that is ten times as large."""
