@@ -40,7 +40,7 @@ from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr, WalFormat
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import Record, parse_record
-from walsender.xlog.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts
+from walsender.xlog.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts, precedes
 
 _HEAP: Final = int(Rmgr.HEAP)
 _HEAP2: Final = int(Rmgr.HEAP2)
@@ -378,10 +378,10 @@ class Decoder:
         self._announce()
         self._remember(record.lsn, frozenset(running.xids))
         oldest = running.oldest_running
-        self._committed = [xid for xid in self._committed if (xid - oldest) & 0xFFFFFFFF < 1 << 31]
+        self._committed = [xid for xid in self._committed if not precedes(xid, oldest)]
         for txn in self.transactions.all():
             # Abort what a crash left behind (ReorderBufferAbortOld); prepared transactions count as running.
-            if (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
+            if precedes(txn.xid, oldest):
                 self._abort(txn, record.lsn)
         if not any(output.waits for output in self.outputs):
             self.registry.release(self.transactions.oldest_lsn() or record.lsn)

@@ -135,7 +135,7 @@ class Transactions:
         """Forget a (sub)transaction that was rolled back, whatever its parent does; return the transaction it was of."""
         txn = self.by_xid.pop(xid, None)
         if txn is not None and txn.xid == xid and not txn.subxids:
-            # Nobody has said that it was a subtransaction.
+            # No record has said that it was a subtransaction.
             self._open.pop(txn, None)
         return txn
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from walsender.xlog import formats as f
 from walsender.xlog.formats import Rmgr, WalFormat
 from walsender.xlog.record import Record
-from walsender.xlog.xact import parse_end, parse_running_xacts
+from walsender.xlog.xact import parse_end, parse_running_xacts, precedes
 
 IRRELEVANT: Final = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for kind in range(4096))
 """Kinds of records that say nothing about this, as Walk has them."""
@@ -46,10 +46,7 @@ class VisibleSet:
 
     def sees(self, xid: int) -> bool:
         """Return whether the transaction with these 32 bits, which has committed lately, is visible."""
-        # The distance from xmax, in the way transaction ids wrap around.
-        if (xid - self.xmax) & 0xFFFFFFFF < 1 << 31:
-            return False
-        return xid not in self.running
+        return precedes(xid, self.xmax) and xid not in self.running
 
 
 def fitting(commits: Iterable[tuple[int, int]], snapshot: VisibleSet, end: int) -> int | None:

@@ -49,7 +49,7 @@ from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
 from walsender.xlog.record import GLOBAL_TABLESPACE, BlockRef, Record
-from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
+from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts, precedes
 
 _FIRST_NORMAL_XID: Final = 3
 _XMIN_KNOWN: Final = HEAP_XMIN_COMMITTED | HEAP_XMIN_INVALID
@@ -101,12 +101,7 @@ class _Ends:
     def _ended_before(self, xid: int) -> bool:
         """Return whether a transaction that has ended did so before R."""
         oldest = self.oldest_running
-        return (
-            oldest is not None
-            and xid >= _FIRST_NORMAL_XID
-            and (xid - oldest) & 0xFFFFFFFF >= 1 << 31
-            and xid not in self.seen
-        )
+        return oldest is not None and xid >= _FIRST_NORMAL_XID and precedes(xid, oldest) and xid not in self.seen
 
 
 class WindowScan:

@@ -186,9 +186,12 @@ DEFINITIONS: Final = (
 )
 
 
+_BY_NAME: Final = {one.name: one for one in DEFINITIONS}
+
+
 def definition_of(name: CatalogName) -> CatalogDefinition:
     """Return a catalog's definition."""
-    return next(one for one in DEFINITIONS if one.name == name)
+    return _BY_NAME[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class StandbySlots:
         self._names: tuple[str, ...] | None = None
         self._problems: set[str] = set()
         self.reached: int | None = 0
-        """The LSN up to which all the standbys have the WAL; 0: that is not known; None: nobody waits for them."""
+        """The LSN up to which all the standbys have the WAL; 0: that is not known; None: no slot waits for them."""
 
     def look_soon(self) -> None:
         """Streams have begun or ended."""

@@ -120,7 +120,7 @@ class WalStream:
             ) from None
 
     async def keep_alive(self) -> None:
-        """Report what was reported before, if that was a while ago: a server ends a walsender that nobody answers.
+        """Report what was reported before, if that was a while ago: a server ends a walsender that gets no answer.
 
         For a receiver that is busy with what has come (wal_sender_timeout).  Raises ConnectionFailure.
         """

@@ -69,8 +69,13 @@ class RunningXacts:
     def ended(self, xids: Iterable[int]) -> list[int]:
         """Return those of the transactions, which had begun before the list, that have ended, as far as the list tells."""
         listed = frozenset(self.xids)
-        before = [(xid, (xid - self.oldest_running) & 0xFFFFFFFF >= 1 << 31) for xid in xids]
+        before = [(xid, precedes(xid, self.oldest_running)) for xid in xids]
         return [xid for xid, is_old in before if is_old or (not self.overflowed and xid not in listed)]
+
+
+def precedes(xid: int, other: int) -> bool:
+    """Return whether a transaction began before another, as their 32 bits wrap around (transam.c: TransactionIdPrecedes)."""
+    return (xid - other) & 0xFFFFFFFF >= 1 << 31
 
 
 def parse_end(record: Record, wal_format: WalFormat) -> XactEnd:

@@ -55,7 +55,7 @@ def scanned(oldest_running: int | None, seen: Sequence[int] = ()) -> WindowScan:
         (10, 100, DELETED, True),  # … that was running at the list
         (10, 150, DELETED, True),
         (10, 4_294_967_290, DELETED, False),  # transaction ids have wrapped around
-        (10, 90, HEAP_XMIN_COMMITTED, True),  # nobody knows how it ended
+        (10, 90, HEAP_XMIN_COMMITTED, True),  # how it ended is not known
         (10, 90, DELETED | HEAP_XMAX_LOCK_ONLY, True),
         (10, 90, DELETED | HEAP_XMAX_IS_MULTI, True),
         (90, 0, HEAP_XMIN_INVALID | HEAP_XMAX_INVALID, False),  # rolled back

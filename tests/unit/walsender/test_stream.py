@@ -46,7 +46,7 @@ def test_a_server_can_shut_down_and_a_slot_keeps_what_is_needed(
 
 
 def test_a_busy_receiver_tells_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server ends a walsender whose requests for a reply nobody reads (wal_sender_timeout)."""
+    """A server ends a walsender whose requests for a reply are not read (wal_sender_timeout)."""
     connection: Any = None
     stream = WalStream(connection)
     now = 100.0

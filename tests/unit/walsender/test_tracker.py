@@ -8,7 +8,7 @@ from walsender.historic.tracker import CatalogTracker
 
 
 class Many(set[int]):
-    """The ids of a transaction with so many subtransactions that nobody may go through them."""
+    """The ids of a transaction with more subtransactions than may be gone through."""
 
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("all subtransactions are gone through")
