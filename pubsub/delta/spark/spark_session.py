@@ -338,7 +338,7 @@ class Spark:
         conf = SparkConf(loadDefaults=False)
         settings = self._settings(log4j)
         secrets = {name for name in settings if names_secret(name)}
-        # Hadoop's configuration alone gets these: a context shows its settings to whoever asks for them.
+        # Hadoop's configuration alone gets these: a context shows its settings to every client that asks.
         hadoop_secrets = {name: settings.pop(name) for name in secrets if name.startswith("spark.hadoop.")}
         later = {name: settings.pop(name) for name in list(settings) if name in secrets or not _ARGUMENT.search(name)}
         for name, value in settings.items():
@@ -478,16 +478,21 @@ def _acquire_fence(path: Path, timeout: float) -> int:
 
 
 def _holders(path: Path) -> list[int]:
-    """Return the other processes that have a file open, those of this user; none where there is no /proc."""
-    found = []
+    """Return the processes that this one has started, or those have, and that have a file open; none where there is no /proc."""
     place = path.stat()
+    parents: dict[int, int] = {}
+    holding = []
     for process in Path("/proc").glob("[0-9]*"):
-        if process.name == str(os.getpid()):
-            continue
         with suppress(OSError):  # it has ended, or is another user's
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             if any(os.path.samestat(place, one.stat()) for one in (process / "fd").iterdir() if one.exists()):
-                found.append(int(process.name))
-    return found
+                holding.append(int(process.name))
+
+    def is_ours(pid: int) -> bool:
+        parent = parents.get(pid, 0)
+        return parent == os.getpid() or (parent != 0 and is_ours(parent))
+
+    return [pid for pid in holding if is_ours(pid)]
 
 
 def _forget_gateway(gateway: object) -> None:
