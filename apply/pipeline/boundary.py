@@ -91,7 +91,7 @@ class Boundary:
         await self._may_pass.wait()
 
     def drain(self) -> None:
-        """Keep nobody waiting at a halt: the pipeline receives nothing more."""
+        """End the wait at a halt: the pipeline receives nothing more."""
         self._may_pass.set()
 
     def close(self) -> None:

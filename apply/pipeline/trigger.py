@@ -93,8 +93,7 @@ class Trigger:
         """
         if self._reaches_alignment(batch):
             self.align_at = None
-        if batch.opened_at is None:
-            return
+        assert batch.opened_at is not None
         self._early = self._may_be_early(batch.opened_at, at)
         self._closed_at = at
         self._paid_until = None

@@ -202,7 +202,7 @@ def test_a_start_behind_restarts_over_which_a_transaction_was_prepared(two_phase
                 more=more,
             ) as decoding:
                 ours = decoding.finish()
-            # Whoever begins here has not been sent the PREPARE, and gets it with the COMMIT PREPARED.
+            # A stream that begins here was not sent the PREPARE, and gets it with the COMMIT PREPARED.
             assert inserted(ours) == [b"2", b"3", b"1", b"4"][-1 - count :]
             if begin != start and not two_phase:
                 assert differences(ours, theirs) == ""
@@ -275,7 +275,7 @@ def test_a_resumed_stream_does_not_send_a_prepare_again() -> None:
 
 
 def test_slots_over_restarts_of_both_servers(tmp_path: Path) -> None:
-    """Rows of ours are PostgreSQL's own: PREPAREs are not repeated, whoever restarts, and what a crash ends is forgotten."""
+    """Rows of ours are PostgreSQL's own: PREPAREs are not repeated, whichever server restarts, and what a crash ends is forgotten."""
     with EmbeddedPostgres("18", settings=SETTINGS, initdb=["--no-data-checksums"]) as server:
         server.execute(TABLE + "; CREATE TABLE w (id int)")
         publish = Publish(tmp_path / "node", server.conninfo())

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psycopg
 import pytest
@@ -61,6 +62,22 @@ def wait_for_anyone(server: EmbeddedPostgres) -> None:
     server.query("SELECT pg_reload_conf()")
 
 
+@contextmanager
+def piped(server: EmbeddedPostgres, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]]:
+    """Decode into a pipe; yield the process that has begun, its output and its messages."""
+    command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo("postgres")]
+    with subprocess.Popen(
+        [*command, "--publication", "p", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stderr.readline().startswith(b"consistent point")
+            yield process, process.stdout, process.stderr
+        finally:
+            process.kill()
+
+
 def flushed(server: EmbeddedPostgres) -> int:
     """Return where the WAL ends, without a commit."""
     ((end,),) = server.query("SELECT pg_current_wal_flush_lsn()")
@@ -89,7 +106,7 @@ def test_no_commit_is_confirmed_by_what_keeps_nothing(server: EmbeddedPostgres) 
 
 
 def test_no_commit_is_confirmed_by_the_server(server: EmbeddedPostgres, tmp_path: Path) -> None:
-    """What it receives without a slot is told to nobody as kept, though it is in the spool."""
+    """What it receives without a slot is not reported as kept, though it is in the spool."""
     publish = Publish(tmp_path / "node", server.conninfo("postgres"))
     try:
         wait_for_anyone(server)
@@ -175,55 +192,31 @@ def test_the_server_asks_a_silent_upstream_server_anew(server: EmbeddedPostgres,
 
 
 def test_a_reader_that_pauses_loses_nothing(server: EmbeddedPostgres) -> None:
-    """The server ends the walsender of a command that nobody reads; it goes on where it was when it is read again."""
+    """The server ends the walsender of a command whose output is not read; it goes on where it was when it is read again."""
     server.execute("ALTER SYSTEM SET wal_sender_timeout = '1s'")
     server.query("SELECT pg_reload_conf()")
-    command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo("postgres")]
-    command += ["--publication", "p", "--slot", "hold"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            assert process.stderr.readline().startswith(b"consistent point")
-            server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 2000) g")
-            ended = "terminating walsender process due to replication timeout"
-            wait_until(lambda: ended in server.log.read_text(), "the server ends the walsender")
-            server.execute("INSERT INTO t VALUES (0, 'the last one')")
-            received = b""
-            while b"the last one" not in received:
-                received += os.read(process.stdout.fileno(), 1 << 20)
-            assert received.count(b"x" * 500) == 2000
-        finally:
-            process.kill()
+    with piped(server, "--slot", "hold") as (_, output, _):
+        server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 2000) g")
+        ended = "terminating walsender process due to replication timeout"
+        wait_until(lambda: ended in server.log.read_text(), "the server ends the walsender")
+        server.execute("INSERT INTO t VALUES (0, 'the last one')")
+        received = b""
+        while b"the last one" not in received:
+            received += os.read(output.fileno(), 1 << 20)
+        assert received.count(b"x" * 500) == 2000
 
 
 def test_a_position_is_told_when_all_before_it_is_written(server: EmbeddedPostgres) -> None:
     """In the midst of a large transaction its end is not reached, though its WAL is decoded."""
-    command = [
-        sys.executable,
-        "-m",
-        "walsender",
-        "decode",
-        "--conninfo",
-        server.conninfo("postgres"),
-        "--publication",
-        "p",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            assert process.stderr.readline().startswith(b"consistent point")
-            server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 100000) g")
-            end = flushed(server)
-            os.set_blocking(process.stderr.fileno(), False)
-            told, rows = b"", 0
-            while rows < 99_000:
-                rows += process.stdout.read(1 << 20).count(b"x" * 500)
-                process.send_signal(signal.SIGUSR1)
-                told += process.stderr.read() or b""
-            positions = [Lsn.parse(line.split()[1].decode()) for line in told.splitlines()]
-            assert positions
-            assert max(positions) < end
-        finally:
-            process.kill()
+    with piped(server) as (process, output, messages):
+        server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 100000) g")
+        end = flushed(server)
+        os.set_blocking(messages.fileno(), False)
+        told, rows = b"", 0
+        while rows < 99_000:
+            rows += output.read(1 << 20).count(b"x" * 500)
+            process.send_signal(signal.SIGUSR1)
+            told += messages.read() or b""
+        positions = [Lsn.parse(line.split()[1].decode()) for line in told.splitlines()]
+        assert positions
+        assert max(positions) < end
