@@ -111,9 +111,10 @@ class Replica:
     def staged(self, batch: Batch, destination: Destination) -> list[StagedTable]:
         return stage_batch(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")
 
-    def commit_staged(self, table: StagedTable) -> None:
+    def commit_staged(self, table: StagedTable, *, again: Lsn | None = None) -> None:
+        """Commit it; `again`: the position before, of a commit whose outcome was not known."""
         staged = table.staged
-        record = replace(table.commit, previous=delta.committed_lsn(self.table.path, "app"))
+        record = replace(table.commit, previous=again or delta.committed_lsn(self.table.path, "app"))
         try:
             self.stage.look(staged, record)
             if isinstance(staged, DirectStaged):
@@ -211,10 +212,11 @@ def test_a_batch_is_held_once(made: Any) -> None:
     for messages in batches:
         batch = r.batch(*messages)
         destination = Destination(OID, r.table, "app", INVALID_LSN)
-        for expected in (1, 0):
+        position = delta.committed_lsn(r.table.path, "app")
+        for expected, again in ((1, None), (0, position)):
             before = r.version
             (table,) = stage_batch(batch, {("public", "t"): destination}, r.stage, "pg_1")
-            r.commit_staged(table)
+            r.commit_staged(table, again=again)
             assert r.version - before == expected
     assert r.rows() == [(1, "z")]
 
