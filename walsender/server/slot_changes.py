@@ -19,7 +19,7 @@ from walsender.streaming.changes import Task
 
 if TYPE_CHECKING:
     from walsender.server.session import Session
-    from walsender.slots.slot import Slot
+    from walsender.slots.slot import Slot, SlotStore
 
 FUNCTIONS: Final = frozenset(
     f"pg_logical_slot_{way}{binary}_changes" for way in ("get", "peek") for binary in ("", "_binary")
@@ -56,11 +56,23 @@ async def changes(session: Session, function: str, arguments: Sequence[Any]) -> 
             )
         rows, reached, restart = await _decoded(session, slot, parsed, upto_lsn, upto_changes, binary=binary)
         if "_get_" in function and reached > slot.confirmed_flush_lsn:
-            slot.confirmed_flush_lsn = reached
-            slot.restart_lsn = max(slot.restart_lsn, restart)
+            await _move(store, slot, reached, max(slot.restart_lsn, restart))
         return rows
     finally:
         store.free(slot)
+
+
+async def _move(store: SlotStore, slot: Slot, confirmed_flush_lsn: int, restart_lsn: int) -> None:
+    """Move the slot, durably: whoever gets the rows has no origin by which to skip them after a crash of this server."""
+    old = slot.confirmed_flush_lsn, slot.restart_lsn
+    slot.confirmed_flush_lsn, slot.restart_lsn, slot.changed = confirmed_flush_lsn, restart_lsn, True
+    try:
+        await store.save_changed()
+    except BaseException:
+        # The rows are not returned.
+        slot.confirmed_flush_lsn, slot.restart_lsn = old
+        slot.changed = True
+        raise
 
 
 async def _decoded(
