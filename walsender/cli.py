@@ -56,10 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # The output first: a signal ends the process while a FIFO waits for its reader, and must leave no directory then.
         with (
-            Output(parsed.output, request.asked.plugin) as written,
+            Output(parsed.output, request.asked.plugin, as_stream=parsed.as_stream) as written,
             SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill,
         ):
-            asyncio.run(_decode(replace(request, spill=spill.path), written, confirms=parsed.confirm))
+            try:
+                asyncio.run(_decode(replace(request, spill=spill.path), written, confirms=parsed.confirm))
+            except PubsubError as error:
+                if not isinstance(error, OutputFailure):
+                    written.done(error)
+                raise
+            written.done()
     except PubsubError as error:
         if isinstance(error, DiskFull):
             error.hint = "Free space on the disk, and decode again."
@@ -92,6 +98,7 @@ async def _run(request: DecodeRequest, written: Output, *, confirms: bool) -> No
 
     def warn(warning: PubsubError) -> bool:
         print(warning.report().replace("ERROR:", "WARNING:", 1), file=sys.stderr, flush=True)
+        written.warn(warning)
         return True
 
     session = await Session.open(request, written.write, consistent, warn)
@@ -108,6 +115,10 @@ async def _run(request: DecodeRequest, written: Output, *, confirms: bool) -> No
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
     confirmed = Confirmations(_STANDARD_INPUT_NUMBER) if confirms else None
 
+    def idle() -> None:
+        written.keepalive(session.written, at_once=True)
+        written.flush()
+
     def kept(position: int) -> int:
         if confirmed is not None:
             return confirmed.newest()
@@ -115,7 +126,7 @@ async def _run(request: DecodeRequest, written: Output, *, confirms: bool) -> No
         return position
 
     try:
-        await session.run(idle=written.flush, kept=kept)
+        await session.run(idle=idle, going=lambda: written.keepalive(session.written, at_once=False), kept=kept)
     finally:
         await session.close()
 
@@ -172,12 +183,13 @@ def _conninfo(parsed: argparse.Namespace) -> str:
 
 
 def _check_output(parsed: argparse.Namespace) -> None:
-    """Refuse to write pgoutput's bytes to a terminal, which would take them for commands; `--output -` insists."""
+    """Refuse to write binary output to a terminal, which would take it for commands; `--output -` insists."""
+    binary = "a stream" if parsed.as_stream else "pgoutput" if parsed.plugin == "pgoutput" else None
     if parsed.output == _STANDARD_OUTPUT:
         parsed.output = None
-    elif parsed.output is None and parsed.plugin == "pgoutput" and sys.stdout is not None and sys.stdout.isatty():
+    elif binary is not None and parsed.output is None and sys.stdout is not None and sys.stdout.isatty():
         raise PubsubError(
-            "pgoutput is binary, and is not written to a terminal",
+            f"{binary} is binary, and is not written to a terminal",
             sqlstate="22023",
             hint="Use --output FILE or a pipe; --output - for the terminal nevertheless; --plugin test_decoding for text.",
         )
@@ -214,6 +226,8 @@ output:
   pgoutput       binary.  Each message has 12 bytes before it, big-endian: 8 of its LSN (0 where a walsender leaves it
                  out), 4 of its length; then the message itself.  It is not written to a terminal unless --output is -.
   test_decoding  text.  Each message is a line: LSN, transaction id and text, with tabs between.
+  --as-stream    either, as a walsender sends it in copy-both mode: CopyData messages of XLogData, and of keepalives, which say
+                 how far decoding is; a NoticeResponse for a warning; at the end CopyDone or an ErrorResponse.
 
 server:
   Without --conninfo and --conninfo-file libpq's environment says which: PGSERVICE, PGHOST, PGDATABASE, PGPASSFILE and so on.  Every
@@ -300,5 +314,8 @@ def _parser() -> argparse.ArgumentParser:
         help="where to stop; the WAL is followed for ever if not given",
     )
     decode.add_argument("--work-mem", default=f"{WORK_MEM >> 10}kB", metavar="SIZE", help="logical_decoding_work_mem")
+    decode.add_argument(
+        "--as-stream", action="store_true", help="write what a walsender would send, keepalives and the error among it"
+    )
     decode.add_argument("--output", type=Path, metavar="FILE", help="standard output if not given, or -")
     return parser

@@ -1,7 +1,9 @@
 """Write the decoded messages to standard output or a file.
 
 A message of pgoutput comes after its LSN (8 bytes; 0 where a walsender sends none) and its length (4 bytes), big-endian.
-test_decoding gives lines of LSN, xid and data, separated by tabs.
+test_decoding gives lines of LSN, xid and data, separated by tabs.  As a stream, the output of either is what a walsender
+sends in copy-both mode: CopyData of XLogData and keepalives, a NoticeResponse for a warning, and at the end CopyDone or an
+ErrorResponse.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
@@ -18,11 +21,15 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 from pubsub import fsync
+from pubsub.backend import messages
 from pubsub.errors import PubsubError
+from pubsub.protocol.copyboth import Keepalive, XLogData, pg_now, write_server_message
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer import files
 
 _HEADER: Final = Struct(">QI")
+_KEEPALIVES: Final = 1.0
+"""Seconds between the keepalives of a stream."""
 
 
 class OutputFailure(PubsubError):
@@ -42,9 +49,14 @@ class Output:
     it holds rows.  All methods raise OutputFailure.
     """
 
-    def __init__(self, path: Path | None, plugin: str) -> None:
+    def __init__(self, path: Path | None, plugin: str, *, as_stream: bool = False) -> None:
         self._name = "standard output" if path is None else f'file "{path}"'
-        self.write = self._framed if plugin == "pgoutput" else self._line
+        self._as_stream = as_stream
+        self._told_at = 0.0
+        if as_stream:
+            self.write = self._copy_data
+        else:
+            self.write = self._framed if plugin == "pgoutput" else self._line
         try:
             if path is None and sys.stdout is None:
                 # It was closed: the descriptor may be another file's by now.
@@ -105,6 +117,33 @@ class Output:
                     self._directory = None
         except OSError as error:
             raise OutputFailure(f"could not fsync {self._name}", error) from error
+
+    def keepalive(self, position: int, *, at_once: bool) -> None:
+        """Tell the reader of a stream, about once a second or `at_once`, that everything before `position` is written."""
+        now = time.monotonic()
+        if self._as_stream and (at_once or now - self._told_at >= _KEEPALIVES):
+            self._told_at = now
+            self._send(messages.message(b"d", write_server_message(Keepalive(Lsn(position), pg_now(), False))))
+
+    def warn(self, warning: PubsubError) -> None:
+        """Tell the reader of a stream what the plugin warns of."""
+        if self._as_stream:
+            self._send(messages.error(warning, "WARNING"))
+
+    def done(self, failure: PubsubError | None = None) -> None:
+        """End a stream, with the failure that has ended the decoding."""
+        if self._as_stream and not self.given_up and self._put is not _ended:
+            self._send(messages.message(b"c") if failure is None else messages.error(failure))
+            self.flush()
+
+    def _copy_data(self, lsn: int, xid: int, data: bytes) -> None:
+        self._send(messages.message(b"d", write_server_message(XLogData(Lsn(lsn), Lsn(lsn), pg_now(), data))))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._put(data)
+        except OSError as error:
+            raise self._failure(error) from error
 
     def _framed(self, lsn: int, xid: int, data: bytes) -> None:
         try:

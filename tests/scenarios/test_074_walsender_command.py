@@ -17,7 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from pubsub.backend.messages import read_error
 from pubsub.errors import PubsubError
+from pubsub.protocol.copyboth import Keepalive, XLogData, read_server_message
 from pubsub.testing.fixtures import Servers
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import PATIENCE, wait_until
@@ -157,6 +159,46 @@ def test_pgoutput_is_not_written_to_a_terminal(publisher: EmbeddedPostgres) -> N
         os.close(theirs)
     code, _, errors = decode(publisher, "--publication", "p", "--option", "mesages=on")
     assert (code, errors.splitlines()[1]) == (1, 'HINT:  Perhaps you meant the option "messages".')
+
+
+def test_as_a_stream_it_is_what_a_walsender_sends(publisher: EmbeddedPostgres) -> None:
+    """The same messages, as CopyData; keepalives that say how far it is; CopyDone, or an error with all its fields."""
+    publisher.execute("CREATE TABLE streamed (id int PRIMARY KEY); CREATE PUBLICATION streamed FOR TABLE streamed")
+    publisher.execute("CHECKPOINT")
+    start = publisher.query("SELECT pg_current_wal_insert_lsn()")[0][0]
+    publisher.execute("INSERT INTO streamed VALUES (1)")
+    publisher.execute("INSERT INTO streamed VALUES (2)")
+    end = publisher.query("SELECT pg_current_wal_insert_lsn()")[0][0]
+    more = ("--conninfo", publisher.conninfo(), "--publication", "streamed", "--start", start, "--end", end)
+    code, output, _ = decode(publisher, *more)
+    expected = [(message.lsn, message.data) for message in read_messages(output)]
+    code, output, _ = decode(publisher, *more, "--as-stream")
+    *frames, last = _messages(output)
+    assert (code, last) == (0, (b"c", b""))
+    assert {kind for kind, _ in frames} == {b"d"}
+    sent = [read_server_message(body) for _, body in frames]
+    changes = [message for message in sent if isinstance(message, XLogData)]
+    assert [(message.start_lsn, message.data) for message in changes] == expected
+    told = [message.wal_end for message in sent if isinstance(message, Keepalive)]
+    assert told == sorted(told)
+    code, output, errors = decode(publisher, *more, "--as-stream", "--option", "publication_names=missing")
+    assert code == 2, errors
+    more = ("--conninfo", publisher.conninfo(), "--publication", "missing", "--as-stream")
+    code, output, errors = decode(publisher, *more)
+    ((kind, body),) = _messages(output)
+    error = read_error(body)
+    assert (code, kind, error.sqlstate, error.message) == (1, b"E", "42704", 'publication "missing" does not exist')
+    assert error.hint is not None
+    assert error.hint in errors
+
+
+def _messages(output: bytes) -> list[tuple[bytes, bytes]]:
+    found = []
+    while output:
+        length = int.from_bytes(output[1:5], "big")
+        found.append((output[:1], output[5 : 1 + length]))
+        output = output[1 + length :]
+    return found
 
 
 def test_help_explains_the_output_and_its_start_and_end() -> None:
