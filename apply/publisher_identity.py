@@ -69,6 +69,10 @@ class PublisherLost(NotInPrerequisiteState):
         self.lsn = lsn
 
 
+class SlotLost(PublisherError):
+    """The slot does not keep what is to be applied next, and never will: only a copy of every table goes on from here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
@@ -143,9 +147,10 @@ async def check_position(
         _check_slot_of_another_system(slot, standing)
         return began
     if standing.begins and slot.confirmed_flush_lsn > standing.begins:
-        raise NotInPrerequisiteState(
+        raise SlotLost(
             f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.begins}, where the '
             "subscription stands",
+            sqlstate=NotInPrerequisiteState.default_sqlstate,
             detail="The slot was made anew, advanced, or read by someone else.",
             hint=_GAP_HINT,
         )
@@ -313,21 +318,21 @@ def explained_stream(error: PublisherError) -> PublisherError:
 
 async def explained(connection: Connection, error: PublisherError, slot: SlotInfo | None) -> PublisherError:
     """Return START_REPLICATION's `error` with a hint and, if the slot is in use, its user."""
-    detail, hint = error.detail, error.hint
+    detail, hint, kind = error.detail, error.hint, PublisherError
     if "wal_level" in error.message:
         hint = "Set wal_level = logical in the publisher's postgresql.conf, and restart it."
     elif error.sqlstate == replication.UNDEFINED_OBJECT and slot is None:
-        hint = RESYNC_HINT
+        hint, kind = RESYNC_HINT, SlotLost
     elif slot is not None and slot.wal_status == "lost":
         # invalidation_reason came with 17; an older server's detail tells the reason.
         reason = f"Its wal_status is lost; invalidation_reason: {slot.invalidation_reason or 'wal_removed'}."
         detail = f"{detail} {reason}" if detail else reason
-        hint = RESYNC_HINT
+        hint, kind = RESYNC_HINT, SlotLost
     elif error.sqlstate == "55006":
         user = await slots.slot_user(connection, slot.name) if slot is not None and not connection.closed else None
         detail = detail or user
         hint = "A slot has one reader.  Another subscription reads it, or a connection that the server has not found dead yet."
-    return PublisherError(error.message, sqlstate=error.sqlstate, detail=detail, hint=hint, context=error.context)
+    return kind(error.message, sqlstate=error.sqlstate, detail=detail, hint=hint, context=error.context)
 
 
 def followed(subscription: Subscription, current: Subscription) -> Subscription:

@@ -18,9 +18,10 @@ from pathlib import Path
 import structlog
 
 from apply import publisher_identity
+from apply.gap import fill
 from apply.handover import Handover
 from apply.last_commit import check_last_commit
-from apply.pipeline.interfaces import Course, Limits
+from apply.pipeline.interfaces import Course, Limits, Stream
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.publisher_identity import PublisherLost, Standing
@@ -45,7 +46,7 @@ from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import ReplicationStream, SystemIdentity
+from pubsub.publisher.replication import SystemIdentity
 from pubsub.publisher.slots import SlotInfo
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
@@ -64,6 +65,8 @@ class _Start:
     slot: SlotInfo | None
     promotion: Promotion
     two_phase: TwoPhase
+    gap: fill.Gap | None
+    """What the slot does not keep, if that can be decoded from an archive."""
 
 
 class ApplyWorker:
@@ -100,6 +103,8 @@ class ApplyWorker:
         self._skipped = asyncio.Event()
         self._pipeline: Pipeline | None = None
         self._one_point_at_a_time = asyncio.Lock()
+        # What the slot did not keep is applied, and it keeps what comes.
+        self._filled = False
         # This worker has requested two-phase commit, which `_subscription`, read earlier, does not show yet.
         self._enabling = False
 
@@ -119,13 +124,25 @@ class ApplyWorker:
         async with connected as connection:
             connection.on_warning = self._warned
             start = await self._look(connection, slot_name)
-            stream, options = await self._start(connection, slot_name, start)
-            buffer = await asyncio.to_thread(open_buffer, self._settings, str(start.subscription.oid))
-            self._pipeline = pipeline = self._pipeline_of(stream, start, options, buffer)
-            logger.info("apply worker has started", subscription=start.subscription.name, lsn=str(start.origin))
-            if await self._follow(pipeline, buffer, start.promotion):
-                await stream.close()
-                await self._disable_at_stop(pipeline.flushed)
+            filler = fill.Filler(start.subscription, slot_name, start.gap) if start.gap is not None else None
+            if filler is not None and filler.reads_nothing:
+                made = await filler.make_slot()
+                raise StartAgain(
+                    f"the slot is made anew, and begins at {made.consistent_point}; no table lacks what is before"
+                )
+            stream, options = await self._start(connection, slot_name, start, filler)
+            try:
+                buffer = await asyncio.to_thread(open_buffer, self._settings, str(start.subscription.oid))
+                self._pipeline = pipeline = self._pipeline_of(stream, start, options, buffer)
+                logger.info("apply worker has started", subscription=start.subscription.name, lsn=str(start.origin))
+                if await self._follow(pipeline, buffer, start.promotion, filler):
+                    await stream.close()
+                    await self._disable_at_stop(pipeline.flushed)
+                if self._filled:
+                    raise StartAgain("the gap is filled: the apply worker starts again from its slot")
+            finally:
+                if filler is not None:
+                    await stream.close()
 
     def _slot_name(self) -> str:
         if self._subscription.slot_name is None:
@@ -156,33 +173,42 @@ class ApplyWorker:
         prepared = await two_phase.greatest()
         standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized)
         await publisher_identity.check_publications(connection, subscription)
+        # A standby's WAL is not decoded here: its slots are made and lost as the primary's.
+        gap = None if promotion.standby else fill.find(subscription, identity, slot, standing)
         try:
             began = await publisher_identity.check_position(
-                connection, subscription, identity, slot, standing, standby=promotion.standby
+                connection, subscription, identity, slot if gap is None else None, standing, standby=promotion.standby
             )
             last = await self._catalog.last_commit(subscription.oid)
             await check_last_commit(connection, subscription, identity, last, origin)
         except PublisherLost as error:
             await self._catalog.set_publisher_lost(subscription.oid, error.lsn)
             raise
-        return _Start(subscription, origin, identity, began, slot, promotion, two_phase)
+        return _Start(subscription, origin, identity, began, slot, promotion, two_phase, gap)
 
     async def _start(
-        self, connection: Connection, slot_name: str, start: _Start
-    ) -> tuple[ReplicationStream, Mapping[str, str]]:
-        """Start streaming; return the stream, and the options that it was asked for with."""
+        self, connection: Connection, slot_name: str, start: _Start, filler: fill.Filler | None
+    ) -> tuple[Stream, Mapping[str, str]]:
+        """Start streaming, from the slot or what fills its gap; return the stream, and the options that it was asked for with."""
         subscription, relations = start.subscription, self._tables.relations
         # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
-        enable = subscription.options.two_phase_state == "p" and relations.all_ready
-        options = stream_options(subscription, connection.server_version, two_phase=enable)
+        enable = filler is None and subscription.options.two_phase_state == "p" and relations.all_ready
+        # A slot remembers that it was enabled, a decoder is told.
+        told = enable or (filler is not None and subscription.options.two_phase_state == "e")
+        options = stream_options(subscription, connection.server_version, two_phase=told)
         await start.two_phase.recover(start.origin, anew=not relations.any_copied)
         if not start.promotion.standby:
             await start.two_phase.compare(connection)
         self._tables.types = await binary_types(subscription, connection)
-        try:
-            stream = await replication.start(connection, slot_name, start.origin, options)
-        except PublisherError as error:
-            raise await publisher_identity.explained(connection, error, start.slot) from error
+        stream: Stream
+        if filler is not None:
+            with self.figures.waits_for("the place in the WAL archive where its slot's gap begins to be found"):
+                stream = await filler.start(options, self._settings, self._warned)
+        else:
+            try:
+                stream = await replication.start(connection, slot_name, start.origin, options)
+            except PublisherError as error:
+                raise await publisher_identity.explained(connection, error, start.slot) from error
         if await publisher_identity.remember(self._catalog, subscription, start.identity, start.began):
             logger.info(
                 "publisher has another identity",
@@ -200,7 +226,7 @@ class ApplyWorker:
         return stream, options
 
     def _pipeline_of(
-        self, stream: ReplicationStream, start: _Start, options: Mapping[str, str], buffer: ReorderBuffer
+        self, stream: Stream, start: _Start, options: Mapping[str, str], buffer: ReorderBuffer
     ) -> Pipeline:
         subscription, greatest = start.subscription, self._tables.relations.greatest_version
         return Pipeline(
@@ -223,8 +249,13 @@ class ApplyWorker:
             two_phase=start.two_phase,
         )
 
-    async def _follow(self, pipeline: Pipeline, buffer: ReorderBuffer, promotion: Promotion) -> bool:
-        """Apply the stream, beside what watches tables, publications and this worker; return False if it was to end before."""
+    async def _follow(
+        self, pipeline: Pipeline, buffer: ReorderBuffer, promotion: Promotion, filler: fill.Filler | None
+    ) -> bool:
+        """Apply the stream, beside what watches tables, publications and this worker; return False if it was to end before.
+
+        With `filler`, until the gap is filled.
+        """
         self._tables.relations.keep_promises()
         self._handover.attach(self)
         try:
@@ -236,7 +267,9 @@ class ApplyWorker:
                     group.create_task(self._fail_when_broken()),
                     group.create_task(self._watch_publications()),
                 ]
-                await self._stream(pipeline)
+                if filler is not None:
+                    watching.append(group.create_task(self._fill(filler, pipeline)))
+                await self._stream(pipeline, filler)
                 for task in watching:
                     task.cancel()
             return True
@@ -245,13 +278,22 @@ class ApplyWorker:
             await asyncio.to_thread(buffer.close)
             await promotion.close()
 
-    async def _stream(self, pipeline: Pipeline) -> None:
+    async def _stream(self, pipeline: Pipeline, filler: fill.Filler | None) -> None:
         try:
             await pipeline.run()
         except* PublisherError as group:
             if len(group.exceptions) == 1 and isinstance(error := group.exceptions[0], PublisherError):
+                if filler is not None:
+                    raise await filler.explained(error) from error
                 raise publisher_identity.explained_stream(error) from error
             raise
+
+    async def _fill(self, filler: fill.Filler, pipeline: Pipeline) -> None:
+        """Have the pipeline end once the slot keeps everything that it has not applied."""
+        with self.figures.waits_for("its slot's gap to be filled from the WAL archive"):
+            await filler.run(pipeline)
+        self._filled = True
+        pipeline.drain()
 
     async def _watch_publications(self) -> None:
         """After a warning that a publication was skipped, stop receiving (UndefinedObject) if it is still missing."""

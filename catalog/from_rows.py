@@ -65,6 +65,7 @@ def subscription(row: Row) -> Subscription:
         raise DataCorrupted(f"the catalog holds an unknown subscription option {min(unknown)!r}")
     if stored.get("stop_lsn") is not None:
         stored["stop_lsn"] = Lsn(stored["stop_lsn"])
+    stored["resynced_at"] = tuple(stored.get("resynced_at", ()))
     options = replace(
         SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]
     )

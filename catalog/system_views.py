@@ -73,7 +73,7 @@ def _subscription(state: State) -> Iterator[Row]:
             sub.owner, sub.target, sub.publisher_system_identifier, sub.publisher_timeline, sub.publisher_database,
             o.create_tables, o.types, o.on_table_error, o.schema_changes, o.dropped_columns,
             o.batch_rows, o.batch_bytes, o.batch_age,
-            _lsn(o.stop_lsn),
+            _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss,
         )  # fmt: skip
 
 
@@ -193,7 +193,8 @@ VIEWS: Final = {
                 TEXT types on_table_error schema_changes dropped_columns
                 BIGINT batch_rows batch_bytes
                 DOUBLE batch_age
-                LSN stop_lsn"""
+                LSN stop_lsn
+                TEXT wal_archive on_slot_loss"""
             ),
             _subscription,
         ),

@@ -84,7 +84,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
                 )
             await catalog.alter_subscription(oid, skip_lsn=lsn)
         case sql.ResyncTable():
-            await _resync(session, subscription, statement.action.tables)
+            await resync(session, subscription, statement.action.tables)
         case _:
             assert_never(statement.action)
 
@@ -258,7 +258,7 @@ async def _without_slots(
         yield
 
 
-async def _resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
+async def resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
     """Have the named tables copied again; the copy's commit replaces the rows of their Delta tables.
 
     A table that was dropped and created again on the publisher is known by its new oid from then on, and with

@@ -27,6 +27,7 @@ from launcher.pin_requests import PinRequests
 from launcher.point_requests import PointRequests
 from launcher.repairs import RepairRequests
 from launcher.runner import NodeServices, Runner
+from launcher.slot_losses import SlotLosses
 from launcher.verifier import Verifier, Verify
 from launcher.worker_slots import WorkerSlots
 from pubsub.delta.spark.engine import Engine
@@ -72,6 +73,7 @@ class Launcher:
         self._point_requests = PointRequests(catalog, self.runners)
         self._repair_requests = RepairRequests(catalog, engine, self.runners)
         self._verifier = Verifier(settings.verify, catalog, verify)
+        self._slot_losses = SlotLosses(settings, catalog, self.wake)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
@@ -81,7 +83,13 @@ class Launcher:
         self._paused: dict[int, str] = {}
         self._look_at_pauses = 0.0
         self._node = NodeServices(
-            node_id, catalog, engine, writers, settings, WorkerSlots(settings.max_logical_replication_workers)
+            node_id,
+            catalog,
+            engine,
+            writers,
+            settings,
+            WorkerSlots(settings.max_logical_replication_workers),
+            self._slot_losses,
         )
 
     async def run(self) -> None:
@@ -122,6 +130,7 @@ class Launcher:
                     pass
             housekeeping.cancel()
             verifying.cancel()
+            await self._slot_losses.close()
             await self._point_requests.close()
             await self._repair_requests.close()
             await self._end_all()

@@ -117,8 +117,12 @@ async def look(connection: Connection, subscription: Subscription, node_id: str)
     warnings = []
     if subscription.slot_name is not None:
         slot = await slots.slot_info(connection, subscription.slot_name)
-        if (warned := about_slot(subscription.slot_name, slot)) is not None:
+        if (warned := about_slot(subscription.slot_name, slot, subscription.options.wal_archive)) is not None:
             warnings.append(warned)
+        if slot is not None and slot.confirmed_flush_lsn is None:
+            # The apply worker is making it, to follow it once a gap is filled.
+            named = subscription.slot_name.replace("_", "\\_")
+            warnings += [about_wait(one) for one in await slots.slot_waits(connection, named)]
     if missing := await publication.missing_publications(connection, subscription.publications):
         names = ", ".join(f'"{name}"' for name in missing)
         warnings.append(

@@ -24,12 +24,14 @@ from apply.conflicts import count_conflict_of
 from apply.handover import Handover
 from apply.identity_missing import explain
 from apply.isolation import hint_to_resync, will_last
+from apply.publisher_identity import SlotLost
 from apply.worker import ApplyWorker
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
 from catalog.store import Catalog
 from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, traced, typed
+from launcher.slot_losses import SlotLosses
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
@@ -56,6 +58,7 @@ class NodeServices:
     writers: TableWriters
     settings: Settings
     workers: WorkerSlots
+    slot_losses: SlotLosses
 
 
 class Runner:
@@ -203,6 +206,8 @@ class Runner:
                         # What it did before must not be taken for a success since: that would clear the error.
                         self.apply = None
                         await self._report(error, None, count=applying)
+                        if isinstance(cause, SlotLost):
+                            self._node.slot_losses.lost(self.subscription, cause)
                         if applying and self.subscription.options.disable_on_error:
                             await self._disable()
                             return

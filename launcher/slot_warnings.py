@@ -16,13 +16,21 @@ _NO_SLOT_HINT: Final = (
 )
 
 
-def about_slot(name: str, slot: SlotInfo | None) -> Warned | None:
-    """Return a warning if the slot is missing (None) or lost, or is close to being lost to max_slot_wal_keep_size."""
+def about_slot(name: str, slot: SlotInfo | None, archive: str | None) -> Warned | None:
+    """Return a warning if the slot is missing (None) or lost, or is close to being lost to max_slot_wal_keep_size.
+
+    `archive`: the directory from which what the slot lacks is decoded (apply.gap), if there is one.
+    """
+    hint = (
+        _NO_SLOT_HINT
+        if archive is None
+        else f'What it lacks is decoded from the archive "{archive}"; then a new one is made.'
+    )
     if slot is None:
-        return Warned(f'replication slot "{name}" does not exist on the publisher', hint=_NO_SLOT_HINT)
+        return Warned(f'replication slot "{name}" does not exist on the publisher', hint=hint)
     if slot.wal_status == "lost":
         reason = slot.invalidation_reason or "wal_removed"
-        return Warned(f'replication slot "{name}" has been invalidated', f"The reason is {reason}.", _NO_SLOT_HINT)
+        return Warned(f'replication slot "{name}" has been invalidated', f"The reason is {reason}.", hint)
     kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
     if safe is None:
         return None

@@ -58,6 +58,7 @@ PARAMETERS: Final = {
         Parameter("max_logical_replication_workers", "", 0, _MAX_WORKERS),
         Parameter("max_sync_workers_per_subscription", "", 0, _MAX_WORKERS),
         Parameter("max_parallel_apply_workers_per_subscription", "", 0, 1024),
+        Parameter("max_resyncs_per_day", "", 0, 1000),
         Parameter("logical_decoding_work_mem", "kB", 64),
         Parameter("max_message_size", "kB", 64),
         Parameter("catalog_poll_interval", "ms", 10),
@@ -416,6 +417,8 @@ class Settings(_Table):
     max_parallel_apply_workers_per_subscription: Annotated[
         int, _reader("max_parallel_apply_workers_per_subscription")
     ] = 2
+    max_resyncs_per_day: Annotated[int, _reader("max_resyncs_per_day")] = 1
+    """How often a subscription with `on_slot_loss = resync` may be copied anew within 24 hours."""
     logical_decoding_work_mem: Annotated[int, _reader("logical_decoding_work_mem")] = 64 << 20
     max_message_size: Annotated[int, _reader("max_message_size")] = 1 << 30
     """The most bytes of one message, or of a copied row; a process may need five times as many (docs/transactions.md)."""

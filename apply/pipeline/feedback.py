@@ -22,12 +22,11 @@ from typing import Final
 from apply.batch import Transaction
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.in_flight import InFlight
-from apply.pipeline.interfaces import SubscriptionTables, Tables
+from apply.pipeline.interfaces import Stream, SubscriptionTables, Tables
 from apply.twophase import TwoPhase
 from apply.worker_statistics import Figures
 from catalog.records import LastCommit
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher.replication import ReplicationStream
 
 # How long storing the origin may delay a reply to the publisher, and further reading, in seconds.
 _PATIENCE: Final = 1.0
@@ -43,7 +42,7 @@ class Feedback:
 
     def __init__(
         self,
-        stream: ReplicationStream,
+        stream: Stream,
         dispatcher: Dispatcher,
         in_flight: InFlight,
         tables: Tables,
@@ -71,6 +70,8 @@ class Feedback:
         self._stored = start
         self._storing: asyncio.Task[None] | None = None
         self._storing_since = 0.0
+        # Set when the stored origin has moved.
+        self._moved = asyncio.Event()
         self._last: LastCommit | None = None
 
     # What is durable
@@ -112,6 +113,12 @@ class Feedback:
             await self._store_for(None)
         await self._after_storing()
 
+    async def until_stored_to(self, lsn: Lsn) -> None:
+        """Wait until the stored origin is at or past `lsn`."""
+        while self._stored < lsn:
+            self._moved.clear()
+            await self._moved.wait()
+
     async def close(self) -> None:
         """Cancel storing the origin; a later call stores it anew."""
         task, self._storing = self._storing, None
@@ -144,6 +151,7 @@ class Feedback:
         if self._whole is not None:
             await self._whole.durable(flushed, last)
         self._stored = max(self._stored, flushed)
+        self._moved.set()
         if self._two_phase is not None:
             await self._two_phase.origin_stored(flushed)
         await self._after_storing()

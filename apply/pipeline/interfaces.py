@@ -50,6 +50,22 @@ class Course:
     skip: Lsn = INVALID_LSN
 
 
+class Stream(Protocol):
+    """Where frames come from: publisher.replication.ReplicationStream, or a process of ours that decodes them."""
+
+    last_receive: float
+    """When the last frame arrived, or the stream began: time.monotonic(), seconds."""
+
+    async def receive(self) -> Sequence[bytes]:
+        """Wait for a frame, then return those that are there: copy-data payloads, in order.  Cancelling loses none."""
+
+    async def send_status(self, written: int, flushed: int, applied: int, *, reply: bool = False) -> None:
+        """Tell the sender how far this side is (LSNs, exclusive); with `reply` it is to answer with a keepalive."""
+
+    async def close(self) -> None:
+        """End the stream."""
+
+
 class Tables(Protocol):
     """The tables a pipeline writes: the pipeline's questions about them, and its reports of what happened to them."""
 

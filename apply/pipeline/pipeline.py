@@ -32,7 +32,7 @@ from apply.pipeline.commit import commit_table, look_at_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
 from apply.pipeline.in_flight import InFlight
-from apply.pipeline.interfaces import Course, Limits, SubscriptionTables, Tables
+from apply.pipeline.interfaces import Course, Limits, Stream, SubscriptionTables, Tables
 from apply.pipeline.receiver import Receiver
 from apply.pipeline.trigger import Trigger
 from apply.staging.destination import Destination, RowInTheWay, WrittenByOthers
@@ -51,7 +51,6 @@ from pubsub.errors import ProtocolViolation, PubsubError, StartAgain
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
-from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 # After a batch of more rows than this, freed memory is returned to the system at once.
@@ -86,7 +85,7 @@ class Pipeline:
 
     def __init__(
         self,
-        stream: ReplicationStream,
+        stream: Stream,
         course: Course,
         tables: Tables,
         lane: Lane,
@@ -151,6 +150,10 @@ class Pipeline:
     def flushed(self) -> Lsn:
         """The LSN up to which everything is durable in Delta; it only grows."""
         return self._feedback.flushed
+
+    async def until_stored_to(self, lsn: Lsn) -> None:
+        """Wait, while it runs, until everything up to `lsn` is durable, and the origin says so."""
+        await self._feedback.until_stored_to(lsn)
 
     async def run(self) -> None:
         """Run until `stop_at` or `drain`; every transaction received whole is then durable and reported."""

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
 from apply.pipeline.held_back import HeldBack
-from apply.pipeline.interfaces import Limits
+from apply.pipeline.interfaces import Limits, Stream
 from pubsub.errors import ConnectionFailure, ProgramLimitExceeded
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher.replication import ReplicationStream
 
 
 class Receiver:
@@ -23,7 +22,7 @@ class Receiver:
 
     def __init__(
         self,
-        stream: ReplicationStream,
+        stream: Stream,
         dispatcher: Dispatcher,
         feedback: Feedback,
         limits: Limits,

@@ -22,6 +22,7 @@ from pubsub.sql.typechoices import TypeChoices
 Streaming = Literal["off", "on", "parallel"]
 Origin = Literal["any", "none"]
 OnTableError = Literal["stop", "isolate"]
+OnSlotLoss = Literal["stop", "resync"]
 SchemaChanges = Literal["follow", "refuse"]
 DroppedColumns = Literal["keep", "drop"]
 #: subtwophasestate: disabled; pending, until all tables are ready; enabled (pg_subscription.h).
@@ -52,7 +53,9 @@ class SubscriptionOptions:
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds.  `types`
-    is the text that TypeChoices parses.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.
+    is the text that TypeChoices parses.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a
+    directory of the publisher's WAL segments; None: there is none.  `resynced_at`, a state, too: when every table was copied anew
+    because the slot was lost, in seconds since 1970, within the last day.
     """
 
     connect: bool = True
@@ -82,6 +85,9 @@ class SubscriptionOptions:
     batch_bytes: int = 256 * 1024 * 1024
     batch_age: float = 1.0
     stop_lsn: Lsn | None = None
+    wal_archive: str | None = None
+    on_slot_loss: OnSlotLoss = "stop"
+    resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -110,6 +116,8 @@ STORED_OPTIONS: Final = (
     "batch_bytes",
     "batch_age",
     "stop_lsn",
+    "wal_archive",
+    "on_slot_loss",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -254,6 +262,19 @@ def _stop_lsn(option: Option) -> Lsn | None:
     return None if text == "none" else Lsn.parse(text)
 
 
+def _wal_archive(option: Option) -> str | None:
+    text = _string(option)
+    if text == "none":
+        return None
+    if not text.startswith("/"):
+        raise PubsubError(
+            f'invalid value for parameter "wal_archive": "{text}"',
+            sqlstate="22023",
+            hint="It is the absolute path of a directory, or none.",
+        )
+    return text
+
+
 def _synchronous_commit(option: Option) -> str:
     """Read the value in any spelling of guc_tables.c: synchronous_commit_options, the hidden ones included."""
     text = _string(option)
@@ -322,6 +343,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "origin": _origin,
     "target": _target,
     "types": _types,
+    "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),
     "schema_changes": _choice("follow", "refuse"),
     "dropped_columns": _choice("keep", "drop"),
@@ -329,4 +351,5 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "batch_bytes": _amount(BATCH_BYTES),
     "batch_age": _batch_age,
     "stop_lsn": _stop_lsn,
+    "wal_archive": _wal_archive,
 }

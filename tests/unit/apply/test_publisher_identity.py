@@ -245,7 +245,7 @@ async def test_what_to_do_about_a_stream_that_does_not_start() -> None:
     ],
 )
 def test_a_slot_is_warned_of_in_time(slot: SlotInfo | None, part: str | None) -> None:
-    warned = about_slot("s", slot)
+    warned = about_slot("s", slot, None)
     if part is None:
         assert warned is None
     else:
