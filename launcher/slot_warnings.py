@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from catalog.records import Warned
@@ -10,16 +11,50 @@ from pubsub.publisher.slots import SlotInfo, SlotWait
 
 #: The share of the WAL that a slot may retain at which the warning begins.
 _NEARLY: Final = 0.8
+#: How soon a slot must be lost, at the rate at which its room shrinks, to be warned of earlier; the share at which that begins.
+_SOON: Final = 3600.0
+_EARLY: Final = 0.25
+#: For how long the room is remembered, and what is the least to tell a rate from, in seconds.
+_REMEMBERED: Final = 600.0
+_LEAST: Final = 60.0
 _NO_SLOT_HINT: Final = (
     "A new slot lacks what was changed since: ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription makes "
     "one and copies them anew."
 )
 
 
-def about_slot(name: str, slot: SlotInfo | None, archive: str | None) -> Warned | None:
+class Room:
+    """The room that a slot has had of late: how much WAL could still be written before it is lost."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, slot: SlotInfo | None, now: float) -> None:
+        """Note the slot's safe_wal_size.  `now`: time.monotonic()."""
+        if slot is None or slot.safe_wal_size is None:
+            self._seen.clear()
+            return
+        self._seen.append((now, slot.safe_wal_size))
+        while now - self._seen[0][0] > _REMEMBERED:
+            self._seen.popleft()
+
+    def seconds_left(self) -> float | None:
+        """Return when it is used up at the rate of the last minutes; None if it does not shrink, or was not seen for a minute."""
+        if not self._seen:
+            return None
+        (since, before), (now, left) = self._seen[0], self._seen[-1]
+        if now - since < _LEAST or left >= before:
+            return None
+        return max(left, 0) * (now - since) / (before - left)
+
+
+def about_slot(
+    name: str, slot: SlotInfo | None, archive: str | None, seconds_left: float | None = None
+) -> Warned | None:
     """Return a warning if the slot is missing (None) or lost, or is close to being lost to max_slot_wal_keep_size.
 
-    `archive`: the directory from which what the slot lacks is decoded (apply.gap), if there is one.
+    `seconds_left`: until it is lost, if that goes on as of late.  `archive`: the directory from which what the slot lacks is
+    decoded (apply.gap), if there is one.
     """
     hint = (
         _NO_SLOT_HINT
@@ -34,9 +69,13 @@ def about_slot(name: str, slot: SlotInfo | None, archive: str | None) -> Warned 
     kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
     if safe is None:
         return None
-    if slot.wal_status != "unreserved" and kept < _NEARLY * (kept + max(safe, 0)):
+    share = kept / max(kept + max(safe, 0), 1)
+    soon = seconds_left is not None and seconds_left < _SOON and share >= _EARLY
+    if slot.wal_status != "unreserved" and share < _NEARLY and not soon:
         return None
     left = f"after {safe} bytes more" if safe > 0 else "at the next checkpoint"
+    if safe > 0 and seconds_left is not None:
+        left += f", in about {_about(seconds_left)} at the rate of the last minutes"
     return Warned(
         f'replication slot "{slot.name}" retains {kept} bytes of WAL and is lost {left}',
         detail=f"Its wal_status is {slot.wal_status}.",
@@ -96,3 +135,11 @@ def about_lock(wait: LockWait) -> Warned:
 
 def _since(seconds: float | None) -> str:
     return "" if seconds is None else f", open for {seconds:.0f} s"
+
+
+def _about(seconds: float) -> str:
+    """Return a time in one unit, as people say it."""
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(seconds, 1):.0f} seconds"

@@ -62,6 +62,8 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "binary": st.sampled_from(["true", "false"]),
     "origin": st.sampled_from(["any", "none"]),
     "target": st.text(characters, min_size=1, max_size=10),
+    "on_slot_loss": st.sampled_from(["stop", "resync"]),
+    "wal_archive": st.sampled_from(["none", "/archive", "/with 'quotes' and, more"]),
     "on_table_error": st.sampled_from(["stop", "isolate"]),
     "schema_changes": st.sampled_from(["follow", "refuse"]),
     "dropped_columns": st.sampled_from(["keep", "drop"]),

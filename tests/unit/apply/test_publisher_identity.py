@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from apply import publisher_identity
-from apply.publisher_identity import PublisherLost, Standing, check_position, check_system, explained
+from apply.publisher_identity import PublisherLost, SlotLost, Standing, check_position, check_system, explained
 from catalog.records import Subscription
-from launcher.slot_warnings import about_slot, about_wait
+from launcher.slot_warnings import Room, about_slot, about_wait
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.timeline import TimelineHistory
@@ -190,7 +190,7 @@ async def test_a_position_is_compared_with_the_timelines_and_the_slot(
     if error is None:
         await checked
     else:
-        with pytest.raises((NotInPrerequisiteState, ProtocolViolation), match=error) as caught:
+        with pytest.raises((NotInPrerequisiteState, SlotLost, ProtocolViolation), match=error) as caught:
             await checked
         assert caught.value.hint
         lost = "WAL ends" in error and not standby and identity.system_identifier == "1"
@@ -252,6 +252,25 @@ def test_a_slot_is_warned_of_in_time(slot: SlotInfo | None, part: str | None) ->
         assert warned is not None
         assert part in warned.message
         assert warned.hint
+
+
+def test_the_time_until_a_slot_is_lost_is_told() -> None:
+    room = Room()
+    slot = replace(SLOT, retained_bytes=40_000, safe_wal_size=60_000)
+    for second in range(0, 61, 2):
+        room.see(replace(slot, safe_wal_size=60_600 - 10 * second), float(second))
+        assert (room.seconds_left() is None) == (second < 60)
+    assert room.seconds_left() == 6000.0
+    assert about_slot("s", slot, None, room.seconds_left()) is None, "more than an hour"
+    told = about_slot("s", slot, None, 2400.0)
+    assert told is not None
+    assert "is lost after 60000 bytes more, in about 40 minutes at the rate of the last minutes" in told.message
+    assert about_slot("s", replace(slot, retained_bytes=1000), None, 2400.0) is None, "hardly anything is retained"
+    room.see(replace(slot, safe_wal_size=90_000), 70.0)
+    assert room.seconds_left() is None, "it caught up"
+    room.see(None, 80.0)
+    room.see(slot, 90.0)
+    assert room.seconds_left() is None, "another slot"
 
 
 def test_the_transaction_that_delays_a_slot_is_named() -> None:

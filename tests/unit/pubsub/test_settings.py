@@ -42,6 +42,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "max_logical_replication_workers": "1000",
         "max_message_size": "1GB",
         "max_parallel_apply_workers_per_subscription": "2",
+        "max_resyncs_per_day": "1",
         "max_sync_workers_per_subscription": "2",
         "wal_receiver_status_interval": "10s",
         "wal_receiver_timeout": "1min",

@@ -53,6 +53,7 @@ _BAD: Final[Mapping[str, Mapping[str, str]]] = {
     "PubsubSubscriptionLags": {"pg_stat_subscription_lag_seconds{S}": "301x120"},
     "PubsubSlotGrows": {'pg_replication_slots_retained_bytes{S,slot_name="s"}': "10000000001x120"},
     "PubsubSlotSoonLost": {'pg_replication_slots_safe_wal_size{S,slot_name="s"}': "999999999x120"},
+    "PubsubSlotLostWithinTheHour": {'pg_replication_slots_safe_wal_size{S,slot_name="s"}': "20000000000-150000000x120"},
     "PubsubSlotLost": {_LOST: "0x110 1x10"},
     "PubsubTableStopped": {"pubsub_table_stopped{S,T}": "1x120"},
     "PubsubCopyStalls": {"pg_stat_progress_copy_tuples_processed{S,T}": "5000x120"},
