@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,29 +13,17 @@ import pytest
 
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.archived import archive_of, archived_server
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    """A server that keeps no WAL for longer than it needs it itself, and archives it."""
-    settings: dict[str, str | int] = {
-        "min_wal_size": "2MB",
-        "max_wal_size": "4MB",
-        "archive_mode": "on",
-        "max_slot_wal_keep_size": "1MB",
-        "max_prepared_transactions": 5,
-        "logical_decoding_work_mem": "64kB",
-    }
     version = getattr(request, "param", "18")
-    with EmbeddedPostgres(version, settings=settings, initdb=["--wal-segsize=1"]) as server:
-        archive = server.socket_dir / "archive"
-        archive.mkdir()
-        os.chown(archive, server.data_dir.stat().st_uid, -1)
-        command = f"cp %p {archive}/%f.aside && mv {archive}/%f.aside {archive}/%f"
-        server.execute(f"ALTER SYSTEM SET archive_command = '{command}'")
-        server.query("SELECT pg_reload_conf()")
+    with archived_server(
+        version, max_slot_wal_keep_size="1MB", max_prepared_transactions=5, logical_decoding_work_mem="64kB"
+    ) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, n int, v text); CREATE TABLE u (id int PRIMARY KEY)")
         server.execute("INSERT INTO t SELECT g, 0, repeat(md5(g::text), 100) FROM generate_series(1, 50) g")
         server.execute("CREATE PUBLICATION p FOR TABLE t, u")
@@ -45,7 +32,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def archive(server: EmbeddedPostgres) -> Path:
-    return server.socket_dir / "archive"
+    return archive_of(server)
 
 
 class Followed(Replica):
@@ -58,7 +45,7 @@ class Followed(Replica):
 
     @property
     def archive(self) -> Path:
-        return self.database.server.socket_dir / "archive"
+        return archive_of(self.database.server)
 
     def is_lost(self) -> bool:
         found = self.query(f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{self.name}'")

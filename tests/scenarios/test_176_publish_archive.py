@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.archived import archive_of, archived_server
 from tests.support.follower import Follower
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
@@ -22,21 +23,14 @@ _OF_SERVER = "SELECT count(*) FROM pg_replication_slots"
 @pytest.fixture
 def upstream() -> Iterator[EmbeddedPostgres]:
     """Keeps no WAL for longer than it needs it itself, and archives it."""
-    settings: dict[str, str | int] = {"min_wal_size": "2MB", "max_wal_size": "4MB", "archive_mode": "on"}
-    with EmbeddedPostgres("18", settings=settings, initdb=["--wal-segsize=1"]) as server:
-        archive = server.socket_dir / "archive"
-        archive.mkdir()
-        os.chown(archive, server.data_dir.stat().st_uid, -1)
-        command = f"cp %p {archive}/%f.aside && mv {archive}/%f.aside {archive}/%f"
-        server.execute(f"ALTER SYSTEM SET archive_command = '{command}'")
-        server.query("SELECT pg_reload_conf()")
+    with archived_server() as server:
         server.execute("CREATE TABLE t (id int, v text)")
         yield server
 
 
 @pytest.fixture
 def archive(upstream: EmbeddedPostgres) -> Path:
-    return upstream.socket_dir / "archive"
+    return archive_of(upstream)
 
 
 class Writer:
