@@ -212,6 +212,8 @@ class HeapDecoder:
                 size += ROW + len(record.main) - _UPDATE.size
         elif operation == f.XLOG_HEAP_DELETE:
             flags = _DELETE.unpack_from(record.main)[3]
+            if flags & f.XLH_DELETE_NO_LOGICAL:
+                return
             ends = bool(flags & f.XLH_DELETE_IS_SUPER)
             streamable = not ends
             if flags & f.XLH_DELETE_CONTAINS_OLD:
@@ -323,6 +325,8 @@ def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:
         return c.HEAD.pack(kind, xid, number, lsn) + new
     if operation == f.XLOG_HEAP_DELETE:
         _, _, _, flags = _DELETE.unpack_from(main)
+        if flags & f.XLH_DELETE_NO_LOGICAL:
+            return None
         if flags & f.XLH_DELETE_IS_SUPER:
             return c.HEAD.pack(c.SPEC_ABORT, xid, number, lsn)
         if is_toast:
