@@ -197,7 +197,7 @@ def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: st
     )
 
 
-@pytest.mark.parametrize("version", ["16", "18"])
+@pytest.mark.parametrize("version", ["16", "18", "19"])
 def test_the_setup_of_the_regression_tests(upstreams: Servers, version: str) -> None:
     compare(
         upstreams[version],
@@ -282,7 +282,7 @@ def test_row_filters(upstreams: Servers, version: str) -> None:
     compare(upstreams[version], ";\n".join(setup), statements, [Case()])
 
 
-@pytest.mark.parametrize("version", ["15", "18"])
+@pytest.mark.parametrize("version", ["15", "18", "19"])
 def test_two_phase(upstreams: Servers, version: str) -> None:
     compare(
         upstreams[version],
@@ -372,7 +372,8 @@ def test_prepared_before_the_consistent_point(upstreams: Servers, version: str) 
 
 
 @pytest.mark.parametrize(
-    ("version", "streaming", "two_phase"), [("15", "on", False), ("16", "parallel", True), ("18", "on", True)]
+    ("version", "streaming", "two_phase"),
+    [("15", "on", False), ("16", "parallel", True), ("18", "on", True)],
 )
 def test_streaming(upstreams: Servers, version: str, streaming: str, two_phase: bool) -> None:
     """Streams begin and end where PostgreSQL's do, with logical_decoding_work_mem at 64kB on both sides."""
