@@ -111,7 +111,7 @@ class Decoder:
         # Committed transactions that changed the catalog and are newer than the oldest running one: a server's
         # snapshots list them.
         self._committed: list[int] = []
-        self._heap = HeapDecoder(database, tracker, registry)
+        self._heap = HeapDecoder(database, tracker, registry, wal_format)
         self._irrelevant = _irrelevant(counted=False)
         self._walk = Walk(
             database,

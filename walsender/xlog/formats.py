@@ -34,6 +34,8 @@ class WalFormat:
     """XLP_FIRST_IS_OVERWRITE_CONTRECORD: the flag of a page after a record that was never completed."""
     page_flags: int = 0x000F
     """XLP_ALL_FLAGS; up to 18 one of them (0x0004, XLP_BKP_REMOVABLE) says nothing to a reader."""
+    counts_bare_updates: bool = True
+    """Whether decoding queues an update that logs no new row, as those of catalogs, and so counts it (decode.c: DecodeUpdate)."""
 
 
 FORMATS: Final[Mapping[int, WalFormat]] = MappingProxyType(
@@ -44,7 +46,7 @@ FORMATS: Final[Mapping[int, WalFormat]] = MappingProxyType(
             WalFormat(16, 0xD113, 12),
             WalFormat(17, 0xD116, 12),
             WalFormat(18, 0xD118, 16),
-            WalFormat(19, 0xD122, 16, overwrites_contrecord=0x0004, page_flags=0x0007),
+            WalFormat(19, 0xD122, 16, overwrites_contrecord=0x0004, page_flags=0x0007, counts_bare_updates=False),
         )
     }
 )
