@@ -49,6 +49,7 @@ test: setup ## the base: every kind, and a scenario of each feature on PostgreSQ
 	@exec $(SUITE) $(SIDE_BY_SIDE) --durations=15
 
 test-all: setup ## every test but those of `make soak`
+	@$(BIN)/python -m pubsub.testing.binaries fetch all
 	@$(BIN)/python -m pubsub.testing.s3_server build
 	@$(BIN)/python -m pubsub.testing.hdfs_server fetch
 	@$(BIN)/python -m tests.support.browser fetch

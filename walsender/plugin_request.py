@@ -20,6 +20,7 @@ from walsender.plugins.plugin import OutputPlugin, Plugin, PluginContext, Write
 from walsender.plugins.publication import PublicationFilter, Warn
 from walsender.plugins.test_decoding import TestDecodingOptions, TestDecodingPlugin
 from walsender.rowfilter.compiler import RowFilterCompiler
+from walsender.types.registry import outputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class PluginMaker:
                 plugin.path,
                 texts.keywords(self._facts.builtins.keywords),
                 encoding,
-                texts.styles.outputs(),
+                {**outputs_of(server.version), **texts.styles.outputs()},
                 converter(server.encoding, request.client_encoding),
             )
         return found

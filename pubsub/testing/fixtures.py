@@ -22,10 +22,10 @@ from typing import Any, Final
 import pytest
 
 from pubsub.delta.spark.spark_session import Spark
-from pubsub.testing.binaries import ARCHIVES
+from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
 
-VERSIONS: Final = tuple(ARCHIVES)
+VERSIONS: Final = binaries.VERSIONS
 
 _numbers = itertools.count(1)
 
@@ -58,7 +58,10 @@ class Servers:
         self._running: dict[str, EmbeddedPostgres] = {}
 
     def __getitem__(self, version: str) -> EmbeddedPostgres:
+        """Return the server of a version; skip the test if this machine can have none."""
         if version not in self._running:
+            if reason := binaries.obstacle(version):
+                pytest.skip(reason)
             self._running[version] = EmbeddedPostgres(version).start()
         return self._running[version]
 
@@ -111,6 +114,12 @@ def publisher16(request: pytest.FixtureRequest) -> EmbeddedPostgres:
 def publisher17(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """The shared PostgreSQL 17."""
     return _shared(request)["17"]
+
+
+@pytest.fixture(scope="session")
+def publisher19(request: pytest.FixtureRequest) -> EmbeddedPostgres:
+    """The shared PostgreSQL 19."""
+    return _shared(request)["19"]
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

@@ -85,6 +85,7 @@ server_messages: st.SearchStrategy[cb.ServerMessage] = st.one_of(
 client_messages: st.SearchStrategy[cb.ClientMessage] = st.one_of(
     st.builds(cb.StatusUpdate, lsns, lsns, lsns, times, st.booleans()),
     st.builds(cb.HotStandbyFeedback, times, xids, u32, xids, u32),
+    st.builds(cb.PrimaryStatusRequest, times),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,8 +47,8 @@ def wait_until_gone(pid: int) -> None:
 
 
 def test_a_server_publishes(any_publisher: EmbeddedPostgres) -> None:
-    version = any_publisher.query("SHOW server_version")[0][0]
-    assert version.split(".")[0] == any_publisher.version
+    version = any_publisher.query("SHOW server_version_num")[0][0]
+    assert str(int(version) // 10000) == any_publisher.version
     assert any_publisher.query("SHOW wal_level") == [("logical",)]
     with psycopg.connect(any_publisher.conninfo(host=str(any_publisher.socket_dir))) as connection:
         assert connection.info.port == any_publisher.port
@@ -114,6 +115,24 @@ def test_a_server_that_fails_to_start_says_why() -> None:
         server.start()
     assert "shared_buffers" in (caught.value.detail or "")
     assert not server.data_dir.parent.exists()
+
+
+@pytest.mark.parametrize("version", ["19"])
+def test_version_19_runs_from_a_private_directory(
+    version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is copied to where the servers' account can read it; its programs then use the copy's loader and libraries."""
+    if binaries.account().uid is None:
+        pytest.skip("servers run as this user, who can read everything here")
+    there = binaries.directory() / version
+    shutil.copytree(there, tmp_path / "servers" / version, symlinks=True)
+    (tmp_path / "servers").chmod(0o700)
+    monkeypatch.setenv("PUBSUB_SERVERS", str(tmp_path / "servers"))
+    with EmbeddedPostgres(version) as server:
+        maps = Path(f"/proc/{server.pid}/maps").read_text()
+        assert str(tmp_path) not in maps
+        assert str(there) not in maps
+        assert server.query("SELECT current_setting('server_version_num')::int / 10000") == [(19,)]
 
 
 def test_a_missing_server_says_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

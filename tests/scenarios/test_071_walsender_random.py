@@ -113,7 +113,9 @@ def _seed() -> int:
     return int(os.environ.get("PUBSUB_SEED") or random.randrange(1 << 30))
 
 
-@pytest.mark.parametrize(("version", "kind"), [("18", "bytes"), ("16", "streams"), ("15", "replay")])
+@pytest.mark.parametrize(
+    ("version", "kind"), [("18", "bytes"), ("16", "streams"), ("15", "replay"), *itertools.product(("19",), KINDS)]
+)
 def test_random_changes(version: str, kind: Kind) -> None:
     run(version, kind, _seed(), 4.0)
 
@@ -124,7 +126,7 @@ def test_random_changes_for_long() -> None:
     deadline = begun + float(os.environ.get("PUBSUB_SOAK_SECONDS", "3600"))
     rounds: Counter[tuple[str, Kind]] = Counter()
     statements = messages = 0
-    for version, kind in itertools.cycle(itertools.product(("18", "15", "17", "16"), KINDS)):
+    for version, kind in itertools.cycle(itertools.product(("18", "15", "17", "16", "19"), KINDS)):
         if time.monotonic() > deadline:
             break
         evidence = Evidence()

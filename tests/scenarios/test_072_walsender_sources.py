@@ -49,7 +49,7 @@ def test_crashes(tmp_path: Path) -> None:
         assert differences(ours, slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)) == ""
 
 
-@pytest.mark.parametrize("version", ["15", "18"])
+@pytest.mark.parametrize("version", ["15", "18", "19"])
 def test_an_archive(version: str) -> None:
     """Part of the past comes from compressed segments, the end from the server, which has removed the rest."""
     with EmbeddedPostgres(version, settings={"autovacuum": "off", "max_prepared_transactions": 10}) as server:

@@ -57,7 +57,7 @@ TEST_DECODING: tuple[dict[str, str], ...] = (
 )
 
 
-@pytest.mark.parametrize("version", ["15", "16", "17", "18"])
+@pytest.mark.parametrize("version", ["15", "16", "17", "18", "19"])
 def test_options_are_taken_and_refused_as_the_server_does(servers: Servers, version: str) -> None:
     server = servers[version]
     dbname = "walsender_options"

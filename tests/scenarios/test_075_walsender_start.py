@@ -197,7 +197,7 @@ def test_a_transaction_that_is_prepared_outlives_the_server() -> None:
         assert [message.data[-1:] for message in ours if message.data[:1] == b"I"] == [b"4"]
 
 
-@pytest.mark.parametrize("version", ["15", "18"])
+@pytest.mark.parametrize("version", ["15", "18", "19"])
 def test_a_start_before_the_wal_was_for_logical_decoding(version: str) -> None:
     """Rows in that WAL are not whole and would be left out silently; other settings may change freely."""
     with EmbeddedPostgres(version, settings={"autovacuum": "off"}) as server:

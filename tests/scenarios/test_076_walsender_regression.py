@@ -104,7 +104,7 @@ def server_changes(server: EmbeddedPostgres, slot: str, case: Case, end: int) ->
 
 @pytest.mark.skipif(not REGRESS, reason="PUBSUB_REGRESS names no directory")
 @pytest.mark.parametrize("kind", CASES)
-@pytest.mark.parametrize("version", ["15", "16", "17", "18"])
+@pytest.mark.parametrize("version", ["15", "16", "17", "18", "19"])
 def test_the_regression_tests(version: str, kind: str) -> None:
     settings: dict[str, str | int] = {
         "max_prepared_transactions": 10,

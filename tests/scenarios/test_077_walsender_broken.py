@@ -134,16 +134,18 @@ def decoded(session: Session, archive: Archive, data: bytes) -> str:
     return str(pickle.loads(result)) if result else f"BROKEN: it ended with status {status}"
 
 
-@pytest.mark.parametrize(("version", "kind"), [("18", "pgoutput"), ("15", "streaming"), ("17", "test_decoding")])
+@pytest.mark.parametrize(
+    ("version", "kind"), [("18", "pgoutput"), ("15", "streaming"), ("17", "test_decoding"), ("19", "pgoutput")]
+)
 def test_broken_records(version: str, kind: str, tmp_path: Path) -> None:
     asyncio.run(broken_records(version, kind, tmp_path, 5.0))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("version", ["15", "16", "17", "18"])
+@pytest.mark.parametrize("version", ["15", "16", "17", "18", "19"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_broken_records_for_long(version: str, kind: str, tmp_path: Path) -> None:
-    asyncio.run(broken_records(version, kind, tmp_path, SOAK_SECONDS / 4 / len(KINDS)))
+    asyncio.run(broken_records(version, kind, tmp_path, SOAK_SECONDS / 5 / len(KINDS)))
 
 
 async def broken_records(version: str, kind: str, directory: Path, seconds: float) -> None:

@@ -49,7 +49,17 @@ def change(pair: Pair, first: int, count: int = 10) -> None:
 
 @pytest.mark.parametrize(
     ("publisher", "subscriber"),
-    [("18", "18"), ("15", "18"), ("18", "15"), ("16", "17"), ("17", "16"), ("15", "15")],
+    [
+        ("18", "18"),
+        ("15", "18"),
+        ("18", "15"),
+        ("16", "17"),
+        ("17", "16"),
+        ("15", "15"),
+        ("19", "19"),
+        ("19", "18"),
+        ("18", "19"),
+    ],
 )
 @pytest.mark.full
 def test_copy_and_stream_through_every_kill(make: Make, publisher: str, subscriber: str) -> None:
@@ -90,6 +100,7 @@ def test_copy_and_stream_through_every_kill(make: Make, publisher: str, subscrib
         ("failover, origin = none", "18"),
         ("streaming = on, two_phase", "15"),
         ("streaming = parallel, binary", "16"),
+        ("streaming = parallel, two_phase", "19"),
     ],
 )
 @pytest.mark.full

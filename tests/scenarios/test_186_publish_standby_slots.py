@@ -61,7 +61,7 @@ def _cancelled(publish: Publish, call: str) -> str | None:
     return state
 
 
-@pytest.mark.parametrize("version", ["17", "18"])
+@pytest.mark.parametrize("version", ["17", "18", "19"])
 def test_failover_slots_wait_for_the_standbys(version: str, tmp_path: Path) -> None:
     received = tmp_path / "received"
     received.mkdir()

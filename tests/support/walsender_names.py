@@ -144,6 +144,17 @@ _CUBES = (
 )
 
 
+_FROM_19 = (
+    'CREATE DATABASE "walsender\'s database"',
+    "CREATE TABLE databases (id int PRIMARY KEY, d regdatabase, ds regdatabase[], o oid8, os oid8[])",
+    """INSERT INTO databases VALUES (1, 'postgres', '{template1,NULL,-}', '18446744073709551615', '{0,1}'),
+    (2, '"walsender''s database"', '{}', '0', NULL), (3, '-', NULL, NULL, NULL), (4, 999999, NULL, 123456789012, NULL)""",
+    'DROP DATABASE "walsender\'s database"',
+    "UPDATE databases SET o = 7",
+)
+"""Values of types that came with 19; a database's name changes meanwhile."""
+
+
 def statements(version: str) -> tuple[str, ...]:
     """Return statements with extensions' types, jsonpath, and names of catalog objects, which change in between."""
     paths = _JSON_PATHS + (_JSON_PATHS_17 if int(version) >= 17 else ())
@@ -214,5 +225,6 @@ def statements(version: str) -> tuple[str, ...]:
         "UPDATE names SET id = id + 100 WHERE id < 8",
         "CREATE TABLE later (a int); INSERT INTO names (id, c) VALUES (50006, 'later'); DROP TABLE later",
         "DELETE FROM names WHERE id BETWEEN 100 AND 110",
+        *(_FROM_19 if int(version) >= 19 else ()),
         'DROP ROLE walsender_other, "walsender\'s role"',
     )

@@ -85,6 +85,7 @@ class Decoder:
         """The same, for one that knows the catalogs there: the newest list of running transactions all of which have ended."""
         self.on_list: Callable[[int], None] = lambda _: None
         """Called with the LSN of a list of running transactions, before it is read."""
+        self._shutdown_at = 0  # LSN of the last checkpoint at which the server ended
         self.ended_at = 0
         """LSN of the last record with which anything was, or could have been, sent."""
         self.ahead: RolledBack | None = None
@@ -110,7 +111,7 @@ class Decoder:
         # Committed transactions that changed the catalog and are newer than the oldest running one: a server's
         # snapshots list them.
         self._committed: list[int] = []
-        self._heap = HeapDecoder(database, tracker, registry)
+        self._heap = HeapDecoder(database, tracker, registry, wal_format)
         self._irrelevant = _irrelevant(counted=False)
         self._walk = Walk(
             database,
@@ -349,6 +350,7 @@ class Decoder:
         kind = record.info & 0xF0
         if kind == f.XLOG_CHECKPOINT_SHUTDOWN or kind == f.XLOG_END_OF_RECOVERY:
             self.tracker.server_ended()
+            self._shutdown_at = record.lsn
             self.builder.shutdown(record.lsn, self.tracker.prepared)
             self._announce()
         elif kind == f.XLOG_CHECKPOINT_ONLINE:
@@ -362,11 +364,39 @@ class Decoder:
                     'logical decoding requires "wal_level" >= "logical" on the primary',
                     context=f"WAL position {Lsn(record.lsn)}",
                 )
+        elif kind == f.XLOG_LOGICAL_DECODING_STATUS_CHANGE:
+            self._logical_decoding(record, enabled=record.main[:1] != b"\0")
         elif kind in {f.XLOG_FPI, f.XLOG_FPI_FOR_HINT}:
             if any(self.tracker.is_file(block.locator) for block in record.blocks):
                 self.tracker.apply(record)
         elif kind == f.XLOG_FPW_CHANGE and record.main[:1] == b"\0":
             raise NotInPrerequisiteState("full_page_writes was turned off", context=f"WAL position {Lsn(record.lsn)}")
+
+    def _logical_decoding(self, record: Record, *, enabled: bool) -> None:
+        """Take note that the server begins, or ends, to write what decoding needs (logicalctl.c).
+
+        With wal_level = replica it does so while it has a logical slot.  A transaction that had an xid before the beginning
+        goes on without.  Raises NotInPrerequisiteState if that cannot serve.
+        """
+        if not enabled:
+            raise NotInPrerequisiteState(
+                'logical decoding requires "wal_level" >= "logical" on the primary',
+                detail="Its last logical slot is gone, and without one it writes no old keys from here on.",
+                hint="Set wal_level = logical there: it does not depend on slots.",
+                context=f"WAL position {Lsn(record.lsn)}",
+            )
+        restarted = self._shutdown_at > max(self.ended_at, self._lists[-1][0] if self._lists else 0)
+        if restarted and not self.transactions.by_xid:
+            # No transaction can have begun before.
+            return
+        if self.builder.consistent:
+            raise NotInPrerequisiteState(
+                'logical decoding requires "wal_level" >= "logical" on the primary',
+                detail="A logical slot has raised it here, while transactions were running that go on without old keys.",
+                hint=f"Begin behind the first checkpoint that comes after {Lsn(record.lsn)}.",
+                context=f"WAL position {Lsn(record.lsn)}",
+            )
+        self.builder.begin_again()
 
     def _standby(self, record: Record) -> None:
         running = parse_running_xacts(record)

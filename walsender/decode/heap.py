@@ -22,6 +22,7 @@ from walsender.historic.tuples import logs_rows
 from walsender.hot.walk import file_key
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import WalFormat
 from walsender.xlog.record import Record, RelFileLocator
 
 _U16: Final = Struct("<H")
@@ -45,10 +46,12 @@ class HeapDecoder:
         database: int,
         tracker: CatalogTracker,
         registry: Registry,
+        wal_format: WalFormat,
     ) -> None:
         self._database = database
         self._tracker = tracker
         self._registry = registry
+        self._counts_bare_updates = wal_format.counts_bare_updates
 
     def heap(self, record: Record, txn: Txn | None) -> None:
         """Decode a record of the resource manager Heap (decode.c: heap_decode).
@@ -75,7 +78,7 @@ class HeapDecoder:
         if locator[1] != self._database and locator[1] != 0:
             return
         if self._tracker.is_file(locator):
-            if operation != f.XLOG_HEAP_INSERT:
+            if operation != f.XLOG_HEAP_INSERT and not self._is_dropped(record, operation):
                 for part in self._parts(txn, record.origin):
                     if part.assembly.memory is not None:
                         part.assembly.memory.queue(part, record.xid, record.lsn, CHANGE, origin=record.origin)
@@ -187,12 +190,23 @@ class HeapDecoder:
             if part.assembly.memory is not None:
                 part.assembly.memory.queue(part, record.xid, record.lsn, CHANGE + 4 * count, origin=record.origin)
 
+    def _is_dropped(self, record: Record, operation: int) -> bool:
+        """Return whether decoding drops a record at once, instead of queueing a change without rows."""
+        if operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
+            flags = _UPDATE.unpack_from(record.main)[3]
+            return not self._counts_bare_updates and not flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE
+        if operation == f.XLOG_HEAP_DELETE:
+            return bool(_DELETE.unpack_from(record.main)[3] & f.XLH_DELETE_NO_LOGICAL)
+        return False
+
     def _account(self, record: Record, parts: Sequence[Part]) -> None:
         """Count what the server would hold for the record; this may stream transactions."""
         counted = [part for part in parts if part.assembly.memory is not None]
         if not counted:
             return
         operation = record.info & f.XLOG_HEAP_OPMASK
+        if self._is_dropped(record, operation):
+            return
         size = CHANGE
         begins = ends = False
         streamable = True
@@ -323,6 +337,8 @@ def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:
         return c.HEAD.pack(kind, xid, number, lsn) + new
     if operation == f.XLOG_HEAP_DELETE:
         _, _, _, flags = _DELETE.unpack_from(main)
+        if flags & f.XLH_DELETE_NO_LOGICAL:
+            return None
         if flags & f.XLH_DELETE_IS_SUPER:
             return c.HEAD.pack(c.SPEC_ABORT, xid, number, lsn)
         if is_toast:

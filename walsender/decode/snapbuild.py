@@ -29,7 +29,7 @@ class State(Enum):
 STEPS: Final = {
     State.START: frozenset({State.BUILDING}),
     State.BUILDING: frozenset({State.FULL, State.CONSISTENT}),
-    State.FULL: frozenset({State.CONSISTENT}),
+    State.FULL: frozenset({State.CONSISTENT, State.BUILDING}),
     State.CONSISTENT: frozenset[State](),
 }
 
@@ -50,6 +50,11 @@ class SnapshotBuilder:
     @property
     def consistent(self) -> bool:
         return self.state is State.CONSISTENT
+
+    def begin_again(self) -> None:
+        """Wait for a new list: the transactions that run now are not seen whole, listed or not."""
+        if self.state is State.FULL:
+            self.enter(State.BUILDING)
 
     def running(self, lsn: int, running: RunningXacts) -> None:
         """Take note of a list of running transactions at `lsn` (SnapBuildFindSnapshot)."""

@@ -48,7 +48,7 @@ from walsender.source.retry import RETRY_SECONDS
 from walsender.source.source import WalSource, check_descent
 from walsender.source.stream import RECEIVER_TIMEOUT
 from walsender.xlog.errors import WalMissing
-from walsender.xlog.formats import WalFormat, format_of_version
+from walsender.xlog.formats import XLOG_BLCKSZ, WalFormat, format_of_version
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import parse_record
@@ -286,6 +286,11 @@ class Feed:
         wanted = self.geometry.to_byte_position(lsn)
         while self.geometry.to_byte_position(self.position) < wanted:
             await self._changed.wait()
+
+    def end_of_record(self, lsn: int) -> int:
+        """Return where the record before `lsn` ends: a place right after a page's header is that page's start."""
+        page = lsn - lsn % XLOG_BLCKSZ
+        return page if lsn - page == self.geometry.header_bytes(page) else lsn
 
     async def wait_for_more(self) -> None:
         """Wait until more WAL was read."""

@@ -224,12 +224,15 @@ class WindowScan:
         requested WAL has none, since its rows would silently be missing.
         """
         kind = record.info & f.XLOG_HEAP_OPMASK
-        if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_PARAMETER_CHANGE:
+        if record.rmgr == Rmgr.XLOG and (
+            record.info & 0xF0 == f.XLOG_PARAMETER_CHANGE
+            or (record.info & 0xF0 == f.XLOG_LOGICAL_DECODING_STATUS_CHANGE and record.main[:1] != b"\0")
+        ):
             if self._changed_at and self._start < record.lsn:
                 raise NotInPrerequisiteState(
                     'logical decoding requires "wal_level" >= "logical" on the primary',
                     detail="It was lower when what was asked for was written.",
-                    hint=f"Begin behind {Lsn(record.lsn)}, where the server was started with another wal_level.",
+                    hint=f"Begin behind {Lsn(record.lsn)}, where the server began to write what decoding needs.",
                     context=f"WAL position {Lsn(self._changed_at)}",
                 )
             self._is_logical = True

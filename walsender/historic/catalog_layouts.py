@@ -164,7 +164,10 @@ DEFINITIONS: Final = (
     # A partition is sent as its root is published: a change invalidates all (pgoutput.c:
     # rel_sync_cache_publication_cb).
     CatalogDefinition(
-        "pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), invalidates=EVERYBODY
+        "pg_publication_rel",
+        ("prrelid",),
+        ("prpubid", "prrelid", "prexcept", "prqual", "prattrs"),
+        invalidates=EVERYBODY,
     ),
     # The TOAST table of pg_publication_rel, which has long row filters.
     CatalogDefinition("pg_toast_6106", ("chunk_id",), ("chunk_id", "chunk_seq", "chunk_data"), owned=False),
@@ -181,8 +184,8 @@ DEFINITIONS: Final = (
     CatalogDefinition("pg_ts_config", ("oid",), ("oid", "cfgname", "cfgnamespace")),
     CatalogDefinition("pg_ts_dict", ("oid",), ("oid", "dictname", "dictnamespace")),
     CatalogDefinition("pg_authid", ("oid",), ("oid", "rolname"), shared=True),
-    # Where the database's own files are (relation.py: oid_of_file).
-    CatalogDefinition("pg_database", ("oid",), ("oid", "dattablespace"), shared=True),
+    # Where the database's own files are (relation.py: oid_of_file), and its name.
+    CatalogDefinition("pg_database", ("oid",), ("oid", "datname", "dattablespace"), shared=True),
 )
 
 

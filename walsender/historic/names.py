@@ -34,7 +34,8 @@ class TextSettings:
 
     `dollars`: lc_monetary is one of registry.DOLLARS.  `path`: the search path after pg_catalog.  `keywords`: those
     that are quoted as identifiers.  `encoding`: the client's, as the server names it.  `styles`: output functions, by
-    type oid, of the built-in types that the session's settings write otherwise than registry.BUILTIN.  `convert`: makes
+    type oid, of the built-in types that the server's version or the session's settings write otherwise than
+    registry.BUILTIN.  `convert`: makes
     text in the database's encoding text in the client's, for values in binary transfer; None: they are the same.
     """
 
@@ -155,6 +156,10 @@ class Names:
         row = self._row("pg_authid", oid)
         return None if row is None else self._quote(row.text("rolname"))
 
+    def database(self, oid: int) -> str | None:
+        row = self._row("pg_database", oid)
+        return None if row is None else self._quote(row.text("datname"))
+
     def type(self, oid: int) -> str | None:
         """Return a type's name (format_type.c: format_type_be)."""
         special = registry.SPECIAL_NAMES.get(oid)
@@ -262,5 +267,6 @@ TYPES: Final[dict[int, tuple[bytes, Callable[[Names, int], str | None]]]] = {
     4089: (b"-", Names.namespace),
     4096: (b"-", Names.role),
     4191: (b"-", Names.collation),
+    6490: (b"-", Names.database),
 }
 """By type oid: the text for 0, and the method that names an object; if it returns None, the number is written."""

@@ -1,6 +1,6 @@
 """Query the upstream server, once, when decoding begins: all SQL of this package.
 
-Works on 15 to 18.  It follows no source of PostgreSQL: it asks for facts that physical WAL lacks.
+Works on 15 to 19.  It follows no source of PostgreSQL: it asks for facts that physical WAL lacks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
        has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
-       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c', d.dattablespace
+       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c', d.dattablespace,
+       current_setting('effective_wal_level', true)
   FROM pg_database d WHERE d.datname = current_database()
 """
 _CATALOGS: Final = """
@@ -142,14 +143,16 @@ async def inspect(connection: Connection) -> Upstream:
     version = int(str(row[12]))
     if format_of_version(version) is None:
         raise FeatureNotSupported(
-            f"the WAL of PostgreSQL {version // 10000} cannot be decoded", hint="PostgreSQL 15 to 18 can."
+            f"the WAL of PostgreSQL {version // 10000} cannot be decoded", hint="PostgreSQL 15 to 19 can."
         )
     if int(str(block)) != BLCKSZ or int(str(wal_block)) != XLOG_BLCKSZ:
         raise FeatureNotSupported(f"pages of {block} bytes and WAL pages of {wal_block} bytes are not supported")
     wrong: list[str] = []
     hints: list[str] = []
     if wal_level != "logical":
-        wrong.append(f'wal_level is "{wal_level}", and must be "logical"')
+        # From 19 on slots raise it.  Decoding here needs no slot, and so could not keep it.
+        while_slots = ', and "logical" only while a logical slot exists' if row[15] == "logical" else ""
+        wrong.append(f'wal_level is "{wal_level}"{while_slots}, and must be "logical"')
         hints.append("ALTER SYSTEM SET wal_level = logical, and restart the server.")
     if fpw != "on":
         wrong.append('full_page_writes is "off", and must be "on"')

@@ -66,6 +66,7 @@ XLH_UPDATE_CONTAINS_OLD: Final = 0x0C
 XLH_UPDATE_FROM_OLD: Final = 0x60
 XLH_DELETE_CONTAINS_OLD: Final = 0x06
 XLH_DELETE_IS_SUPER: Final = 0x08
+XLH_DELETE_NO_LOGICAL: Final = 0x20
 
 IGNORED: Final = 0
 """`code` of a relation whose changes are not sent."""
@@ -297,7 +298,9 @@ class Walk:
                 kind = DELETE
                 if flags & XLH_DELETE_IS_SUPER != 0:
                     return False
-                if flags & XLH_DELETE_CONTAINS_OLD != 0:
+                if flags & XLH_DELETE_NO_LOGICAL != 0:
+                    code = IGNORED
+                elif flags & XLH_DELETE_CONTAINS_OLD != 0:
                     old = buffer[main + 8 : after]
             else:
                 kind = UPDATE

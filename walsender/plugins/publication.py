@@ -89,8 +89,7 @@ class PublicationFilter:
         if not relation.is_publishable:
             return None
         own = resolver._own
-        find = resolver.tracker.find
-        ids = {row.number("prpubid") for row in find("pg_publication_rel", relation.oid, own)}
+        ids = {row.number("prpubid") for row in self._members(relation.oid, resolver)}
         schema_ids = self._schema_publications(relation.namespace_oid, resolver)
         ancestors = relation.ancestors
         insert = update = delete = truncate = False
@@ -111,6 +110,8 @@ class PublicationFilter:
             here, here_level = relation.oid, 0
             publish = publication.flag("puballtables")
             if publish:
+                if self._excepts(oid, ancestors[-1] if ancestors else relation.oid, resolver):
+                    continue
                 if via_root and ancestors:
                     here, here_level = ancestors[-1], len(ancestors)
             else:
@@ -164,6 +165,22 @@ class PublicationFilter:
             row.number("pnpubid") for row in resolver.tracker.find("pg_publication_namespace", namespace, resolver._own)
         }
 
+    @staticmethod
+    def _members(oid: int, resolver: RelationResolver) -> list[Row]:
+        """Return the rows by which publications name the relation (pg_publication.c: GetRelationIncludedPublications)."""
+        rows = resolver.tracker.find("pg_publication_rel", oid, resolver._own)
+        return [row for row in rows if not row.flag("prexcept")]
+
+    @staticmethod
+    def _excepts(publication: int, root: int, resolver: RelationResolver) -> bool:
+        """Return whether a publication for all tables leaves out the tree of partitions, or the table, `root`.
+
+        Before 19 none does.
+        """
+        resolver.depends.add(("pg_publication_rel", root))
+        rows = resolver.tracker.find("pg_publication_rel", root, resolver._own)
+        return any(row.flag("prexcept") and row.number("prpubid") == publication for row in rows)
+
     def _topmost(self, publication: int, ancestors: tuple[int, ...], resolver: RelationResolver) -> int:
         """Return the level of the topmost ancestor in the publication: 1 is the parent, 0 none.
 
@@ -172,10 +189,7 @@ class PublicationFilter:
         found = 0
         for level, oid in enumerate(ancestors, 1):
             resolver.depends.add(("pg_publication_rel", oid))
-            if any(
-                r.number("prpubid") == publication
-                for r in resolver.tracker.find("pg_publication_rel", oid, resolver._own)
-            ):
+            if any(row.number("prpubid") == publication for row in self._members(oid, resolver)):
                 found = level
                 continue
             row = resolver.class_row(oid)
@@ -187,8 +201,7 @@ class PublicationFilter:
         """Return the row of pg_publication_rel for the relation that changes are sent as."""
         resolver.depends.add(("pg_publication_rel", target.oid))
         oid = publication.number("oid")
-        rows = resolver.tracker.find("pg_publication_rel", target.oid, resolver._own)
-        return next((row for row in rows if row.number("prpubid") == oid), None)
+        return next((row for row in self._members(target.oid, resolver) if row.number("prpubid") == oid), None)
 
     def _filters(
         self, through: list[Row], target: RelationInfo, resolver: RelationResolver

@@ -50,6 +50,7 @@ class Served(Protocol):
     def counted(self, counted: Sequence[int]) -> None: ...
     def ended(self, end: StreamEnd) -> None: ...
     def warned(self, warning: PubsubError) -> None: ...
+    def status_requested(self) -> None: ...
 
 
 class Decoder:
@@ -114,6 +115,10 @@ class Decoder:
         """Have a stream's values written with other settings from now on."""
         self._channel.send(requests.TEXTS, json.dumps([number, asdict(texts)]).encode())
 
+    def primary_status(self, number: int, lsn: int, oldest: int, following: int) -> None:
+        """Answer a stream's client that has asked for the primary's status."""
+        self._channel.send(requests.PRIMARY_STATUS, requests.STATUS.pack(number, lsn, oldest, following))
+
     def kill(self) -> None:
         """Kill the process, which does not answer; its streams are cut."""
         if not self.failed.is_set():
@@ -147,6 +152,10 @@ class Decoder:
             stream = self._streams.pop(end.number, None)
             if stream is not None:
                 stream.ended(end)
+        elif kind == requests.STATUS_REQUEST:
+            stream = self._streams.get(NUMBER.unpack(contents)[0])
+            if stream is not None:
+                stream.status_requested()
         elif kind == requests.WARNING:
             fields = json.loads(contents)
             stream = self._streams.get(fields.pop("number"))

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 _LOADED: Final = "SELECT pg_catalog.pg_conf_load_time()"
 _IDLE: Final = "SELECT pg_catalog.current_setting('idle_session_timeout')"
 _SET_IDLE: Final = "SELECT pg_catalog.set_config('idle_session_timeout', $1, false)"
+# What holds a transaction's lock is running, or is just ending; an xid without one is not that far.
+_RUNNING: Final = (
+    "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()), array_to_string(ARRAY("
+    "SELECT transactionid::text FROM pg_catalog.pg_locks WHERE locktype = 'transactionid'), ' ')"
+)
+_INSERT_LSN: Final = "SELECT pg_catalog.pg_current_wal_insert_lsn()"
 _LOOK: Final = 2.0
 """Seconds between two looks at whether the upstream server has read its configuration again."""
 _COPY_BOTH: Final = m.message(b"W", b"\0\0\0")
@@ -64,6 +70,7 @@ class Stream:
         self._replied_at: datetime | None = None
         self.replied = asyncio.Event()
         """Set with each report of the client's positions."""
+        self._status_wanted = asyncio.Event()
         self.stand_in_pid: int | None = None
         """The walsender at the upstream server that stands for the client (synchronous.py)."""
         self.sync_priority, self.sync_state = 0, "async"
@@ -137,7 +144,10 @@ class Stream:
         }
         session.exchange.lent = True
         number = decoder.begin(self, request, client.descriptor)
-        following = asyncio.create_task(self._follow_settings(decoder, number, texts))
+        beside = [
+            asyncio.create_task(self._follow_settings(decoder, number, texts)),
+            asyncio.create_task(self._answer_status(decoder, number)),
+        ]
         try:
             end = await asyncio.shield(self._end)
         except asyncio.CancelledError:
@@ -145,8 +155,9 @@ class Stream:
             await self._take_back(client, end)
             raise
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
         await self._take_back(client, end)
         if end.how in {CLOSED, CUT}:
             if end.error is not None:
@@ -174,6 +185,27 @@ class Stream:
                     decoder.change_texts(number, texts)
         except PubsubError as error:
             logger.warning("settings that were reloaded are not followed", slot=self._slot.name, reason=error.message)
+
+    async def _answer_status(self, decoder: Decoder, number: int) -> None:
+        """Tell the client, whenever it asks, which transactions have ended by now (ProcessStandbyPSRequestMessage).
+
+        A subscription with retain_dead_tuples keeps dead rows until no change with an earlier commit time can come any more.
+        A server names the oldest transaction that is committing.  From outside it cannot be told which of the running ones
+        are: the oldest of these is named, which a client waits for longer.
+        """
+        session = self._session
+        try:
+            while True:
+                await self._status_wanted.wait()
+                self._status_wanted.clear()
+                ((highest, locked),) = await session.query(_RUNNING)
+                ((lsn,),) = await session.query(_INSERT_LSN)
+                oldest, following = running_xids(int(highest or 0), [int(one) for one in (locked or "").split()])
+                decoder.primary_status(
+                    number, session.service.feed.end_of_record(Lsn.parse(lsn or "")), oldest, following
+                )
+        except PubsubError as error:
+            logger.warning("the primary's status is not told", slot=self._slot.name, reason=error.message)
 
     async def _take_back(self, client: _Client, end: StreamEnd) -> None:
         await client.take_back(end.rest, cut=end.how in {CLOSED, CUT})
@@ -220,12 +252,25 @@ class Stream:
             self._slot.statistics.add(more)
             self._slot.changed = True
 
+    def status_requested(self) -> None:
+        self._status_wanted.set()
+
     def warned(self, warning: PubsubError) -> None:
         logger.warning(warning.message, slot=self._slot.name)
 
     def ended(self, end: StreamEnd) -> None:
         if not self._end.done():
             self._end.set_result(end)
+
+
+def running_xids(highest: int, locked: Sequence[int]) -> tuple[int, int]:
+    """Return the oldest running transaction and the next one's id, both with 64 bits.
+
+    `highest`: one more than the highest transaction that has ended, with 64 bits; `locked`: the running ones, with 32.
+    """
+    running = [highest + ((xid - highest + (1 << 31)) & 0xFFFFFFFF) - (1 << 31) for xid in locked]
+    following = max([highest, *(xid + 1 for xid in running)])
+    return min([following, *running]), following
 
 
 class _Asking:

@@ -169,6 +169,11 @@ class DecodingProcess:
             if stream is not None:
                 stream.request = replace(stream.request, texts=requests.texts_of(texts))
                 stream.stale = True
+        elif kind == requests.PRIMARY_STATUS:
+            number, lsn, oldest, following = requests.STATUS.unpack(contents)
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.subscriber.primary_status(lsn, oldest, following)
         elif kind == requests.NEEDED:
             (self._needed,) = NUMBER.unpack(contents)
 
@@ -198,10 +203,14 @@ class DecodingProcess:
             received=request.received,
             on_room=self._work_soon,
             on_end=self._note_end,
+            on_status_request=self._ask_status,
         )
         stream = self._streams[request.number] = _Stream(request, subscriber)
         self._starting.append((stream, request.start))
         self._wanted.set()
+
+    def _ask_status(self, subscriber: Subscriber) -> None:
+        self._channel.send(requests.STATUS_REQUEST, NUMBER.pack(subscriber.number))
 
     def _note_end(self, subscriber: Subscriber, how: str, error: PubsubError | None) -> None:
         self._ended.append((subscriber, how, error))

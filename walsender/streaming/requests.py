@@ -7,10 +7,12 @@ To the process      C  Task            once, first
                     N  LSN (8)         nothing needs what is older
                     L  LSN (8)         streams of failover slots are sent no WAL from after it; UNLIMITED: they are
                     X  [number, texts] a stream's values are written with other settings from now on
+                    U  status (4 × 8)  the answer to a Q: number, LSN, oldest and next transaction
 From the process    P  [[number, sent, written, flushed, applied, replied_at, confirmed, restart, counted], …]
                                         `counted`: the stream's statistics, in the order of Statistics
                     D  StreamEnd       the stream has ended, and its socket is the server's again
                     W  Warning         a plugin's warning for a stream
+                    Q  number (8)      a stream's client asks for the primary's status
 
 All contents but numbers are JSON.
 """
@@ -37,8 +39,11 @@ TEXTS: Final = b"X"
 POSITIONS: Final = b"P"
 DONE: Final = b"D"
 WARNING: Final = b"W"
+STATUS_REQUEST: Final = b"Q"
+PRIMARY_STATUS: Final = b"U"
 
 NUMBER: Final = Struct(">Q")
+STATUS: Final = Struct(">QQQQ")
 UNLIMITED: Final = (1 << 64) - 1
 _FIELDS: Final = ("message", "sqlstate", "detail", "hint", "context")
 

@@ -17,7 +17,16 @@ from struct import Struct
 from typing import Final
 
 from pubsub.errors import ProtocolViolation, PubsubError
-from pubsub.protocol.copyboth import PG_EPOCH_UNIX_SECONDS, StatusUpdate, read_client_message
+from pubsub.protocol.copyboth import (
+    PG_EPOCH_UNIX_SECONDS,
+    PrimaryStatusRequest,
+    PrimaryStatusUpdate,
+    StatusUpdate,
+    pg_now,
+    read_client_message,
+    write_primary_status,
+)
+from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import Statistics
 from walsender.streaming.backlog import Backlog
 
@@ -50,7 +59,8 @@ class Subscriber:
     """One stream.  `number` names it to the server.
 
     `timeout`: wal_sender_timeout in seconds; 0: none.  `start`: LSN before which everything was sent.  `on_room` is called when
-    there is room again after there was none; `on_end(subscriber, how, error)` once, when the socket is no longer used here.
+    there is room again after there was none; `on_end(subscriber, how, error)` once, when the socket is no longer used here;
+    `on_status_request(subscriber)` when the client asks for the primary's status, for `primary_status` to answer.
     """
 
     def __init__(
@@ -64,6 +74,7 @@ class Subscriber:
         received: bytes = b"",
         on_room: Callable[[], None],
         on_end: Callable[[Subscriber, str, PubsubError | None], None],
+        on_status_request: Callable[[Subscriber], None] = lambda _: None,
     ) -> None:
         sock.setblocking(False)
         self.number = number
@@ -85,6 +96,8 @@ class Subscriber:
         self._timeout = timeout
         self._on_room = on_room
         self._on_end = on_end
+        self._on_status_request = on_status_request
+        self._status_requested = False
         self._loop = asyncio.get_running_loop()
         self._current = memoryview(b"")
         self._full = False
@@ -152,6 +165,12 @@ class Subscriber:
         elif silent >= self._timeout / 2 and not self._asked:
             self._asked = True
             self._send_keepalive(now, reply=True)
+
+    def primary_status(self, lsn: int, oldest: int, following: int) -> None:
+        """Answer a request for the primary's status (walsender.c: ProcessStandbyPSRequestMessage)."""
+        self._status_requested = False
+        body = write_primary_status(PrimaryStatusUpdate(Lsn(lsn), oldest, following, pg_now()))
+        self.put(_HEAD.pack(b"d", 4 + len(body)) + body)
 
     def _send_keepalive(self, now: float, *, reply: bool = False) -> None:
         self._kept_alive, self._kept_alive_at = now, self.sent
@@ -241,6 +260,11 @@ class Subscriber:
                 if reply.reply_requested and self.behind < ROOM:
                     # A client that asks for replies and reads none is not answered without end.
                     self._send_keepalive(self._heard)
+            elif isinstance(reply, PrimaryStatusRequest):
+                self.replied_at = time.time()
+                if not self._status_requested:
+                    self._status_requested = True
+                    self._on_status_request(self)
         elif kind == b"c":
             self.end(COPY_DONE)
         elif kind == b"X":

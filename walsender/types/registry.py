@@ -130,8 +130,23 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
     5017: (texts.bytea_out, texts.as_is),
     5038: (texts.snapshot_out, texts.snapshot_send),
     5069: (numbers.xid8out, _n),
+    6437: (numbers.xid8out, _n),
 }
 """oid → output, send."""
+
+_OUTPUTS_FROM: Final[dict[int, dict[int, Output]]] = {
+    190000: {
+        3220: texts.pg_lsn_out_19,
+        3361: statistics.ndistinct_out_19,
+        3402: statistics.dependencies_out_19,
+    },
+}
+
+
+def outputs_of(server_version: int) -> dict[int, Output]:
+    """Return the output functions, by oid, of the built-in types that a version writes otherwise than BUILTIN."""
+    return {oid: out for since, outs in _OUTPUTS_FROM.items() if server_version >= since for oid, out in outs.items()}
+
 
 EXTENSIONS: Final[dict[tuple[str, str], tuple[Output, Output]]] = {
     ("hstore", "hstore_out"): (extensions.hstore_out, extensions.hstore_send),

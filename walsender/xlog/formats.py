@@ -30,6 +30,12 @@ class WalFormat:
     page_magic: int
     dropped_stats_bytes: int
     """Bytes of an item of dropped statistics in a commit or abort record (xact.h: xl_xact_stats_item)."""
+    overwrites_contrecord: int = 0x0008
+    """XLP_FIRST_IS_OVERWRITE_CONTRECORD: the flag of a page after a record that was never completed."""
+    page_flags: int = 0x000F
+    """XLP_ALL_FLAGS; up to 18 one of them (0x0004, XLP_BKP_REMOVABLE) says nothing to a reader."""
+    counts_bare_updates: bool = True
+    """Whether decoding queues an update that logs no new row, as those of catalogs, and so counts it (decode.c: DecodeUpdate)."""
 
 
 FORMATS: Final[Mapping[int, WalFormat]] = MappingProxyType(
@@ -40,6 +46,7 @@ FORMATS: Final[Mapping[int, WalFormat]] = MappingProxyType(
             WalFormat(16, 0xD113, 12),
             WalFormat(17, 0xD116, 12),
             WalFormat(18, 0xD118, 16),
+            WalFormat(19, 0xD122, 16, overwrites_contrecord=0x0004, page_flags=0x0007, counts_bare_updates=False),
         )
     }
 )
@@ -62,7 +69,6 @@ LONG_HEADER_REST: Final = Struct("<QII")
 """system identifier, segment size, WAL page size: at SHORT_HEADER of a segment's first page."""
 XLP_FIRST_IS_CONTRECORD: Final = 0x0001
 XLP_LONG_HEADER: Final = 0x0002
-XLP_FIRST_IS_OVERWRITE_CONTRECORD: Final = 0x0008
 
 # Records
 
@@ -118,6 +124,8 @@ XLOG_FPW_CHANGE: Final = 0x80
 XLOG_END_OF_RECOVERY: Final = 0x90
 XLOG_FPI_FOR_HINT: Final = 0xA0
 XLOG_FPI: Final = 0xB0
+XLOG_LOGICAL_DECODING_STATUS_CHANGE: Final = 0xF0
+"""From 19 on."""
 
 XLOG_DBASE_CREATE_FILE_COPY: Final = 0x00
 XLOG_DBASE_CREATE_WAL_LOG: Final = 0x10
@@ -155,6 +163,8 @@ XLH_UPDATE_FROM_OLD: Final = XLH_UPDATE_PREFIX_FROM_OLD | XLH_UPDATE_SUFFIX_FROM
 XLH_UPDATE_CONTAINS_OLD: Final = XLH_UPDATE_CONTAINS_OLD_TUPLE | XLH_UPDATE_CONTAINS_OLD_KEY
 XLH_DELETE_CONTAINS_OLD: Final = 0x02 | 0x04
 XLH_DELETE_IS_SUPER: Final = 0x08
+XLH_DELETE_NO_LOGICAL: Final = 0x20
+"""From 19 on: the row is of the transient table of a REPACK (CONCURRENTLY)."""
 XLH_TRUNCATE_CASCADE: Final = 0x01
 XLH_TRUNCATE_RESTART_SEQS: Final = 0x02
 

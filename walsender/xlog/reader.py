@@ -36,7 +36,6 @@ from walsender.xlog.formats import (
     XLOG_BLCKSZ,
     XLOG_SWITCH,
     XLP_FIRST_IS_CONTRECORD,
-    XLP_FIRST_IS_OVERWRITE_CONTRECORD,
     XLP_LONG_HEADER,
     Rmgr,
     WalFormat,
@@ -283,7 +282,7 @@ class WalReader:
                     context=f"WAL position {Lsn(lsn)}",
                 )
             return WalCorrupted(f"invalid magic number {magic:04X}", lsn)
-        if info & ~0x0F:
+        if info & ~self.format.page_flags:
             return WalCorrupted(f"invalid info bits {info:04X}", lsn)
         is_long = lsn % self.geometry.segment_size == 0
         if bool(info & XLP_LONG_HEADER) != is_long:
@@ -304,7 +303,7 @@ class WalReader:
         if timeline < self.timeline and lsn > self._latest_page:
             return WalCorrupted(f"out-of-sequence timeline ID {timeline} (after {self.timeline})", lsn)
         self.timeline, self._latest_page = timeline, lsn
-        if info & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
+        if info & self.format.overwrites_contrecord:
             # The awaited record will not be completed.
             self._wanted = 0
         offset = len(self._buffer) + self._pieces_bytes
@@ -378,12 +377,14 @@ class WalReader:
     def _check_continuation(self, offset: int, end: int, page: int) -> int:
         """Return 0 if the pages that are there continue the record, -1 if it was overwritten, 1 if they do not."""
         pages = self._pages
+        assert self.format is not None
+        overwritten = self.format.overwrites_contrecord
         for begins, _, info, remaining in pages[page + 1 :]:
             if begins >= end:
                 break
             if begins > len(self._buffer):
                 break
-            if info & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
+            if info & overwritten:
                 return -1
             if not info & XLP_FIRST_IS_CONTRECORD or remaining != end - begins:
                 return 1
@@ -391,8 +392,9 @@ class WalReader:
 
     def _overwritten(self) -> bool:
         """Go on at the page that says that the record before it was never completed; return False if there is none."""
+        assert self.format is not None
         for number in range(self._page + 1, len(self._pages)):
-            if self._pages[number][2] & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
+            if self._pages[number][2] & self.format.overwrites_contrecord:
                 self._page = number
                 self._offset = self._pages[number][0]
                 self.position = self._offset + self._pages[number][1]

@@ -21,6 +21,15 @@ def ndistinct_out(value: bytes) -> bytes:
     return f"{{{', '.join(items)}}}".encode()
 
 
+def ndistinct_out_19(value: bytes) -> bytes:
+    """Return the text of a pg_ndistinct as 19 and later write it.  Raises DataCorrupted."""
+    items = [
+        f'{{"attributes": [{", ".join(map(str, numbers))}], "ndistinct": {int(ndistinct)}}}'
+        for ndistinct, numbers in _items(value, _NDISTINCT)
+    ]
+    return f"[{', '.join(items)}]".encode()
+
+
 def dependencies_out(value: bytes) -> bytes:
     """Return the text of a pg_dependencies.  Raises DataCorrupted."""
     items = [
@@ -29,6 +38,16 @@ def dependencies_out(value: bytes) -> bytes:
         if numbers
     ]
     return f"{{{', '.join(items)}}}".encode()
+
+
+def dependencies_out_19(value: bytes) -> bytes:
+    """Return the text of a pg_dependencies as 19 and later write it.  Raises DataCorrupted."""
+    items = [
+        f'{{"attributes": [{", ".join(map(str, numbers[:-1]))}], "dependency": {numbers[-1]}, "degree": {degree:f}}}'
+        for degree, numbers in _items(value, _DEPENDENCY)
+        if numbers
+    ]
+    return f"[{', '.join(items)}]".encode()
 
 
 def _items(value: bytes, layout: Struct) -> list[tuple[float, tuple[int, ...]]]:

@@ -79,6 +79,12 @@ def pg_lsn_out(value: bytes) -> bytes:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}".encode()
 
 
+def pg_lsn_out_19(value: bytes) -> bytes:
+    """Write the low half with all of its digits, as 19 and later do."""
+    (lsn,) = _U8.unpack(value)
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:08X}".encode()
+
+
 def tid_parts(value: bytes) -> tuple[int, int]:
     high, low, offset = struct.unpack("<HHH", value)
     return high << 16 | low, offset

@@ -17,7 +17,14 @@ from pubsub.backend import messages as m
 from pubsub.delta import table as delta_table
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation
 from pubsub.protocol import messages as p
-from pubsub.protocol.copyboth import Keepalive, StatusUpdate, pg_now, read_client_message, write_server_message
+from pubsub.protocol.copyboth import (
+    Keepalive,
+    PrimaryStatusRequest,
+    StatusUpdate,
+    pg_now,
+    read_client_message,
+    write_server_message,
+)
 from pubsub.protocol.ids import Oid, Xid
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import write_message
@@ -167,6 +174,9 @@ class Stream:
                 if isinstance(reply, StatusUpdate):
                     self._status(reply)
                     await self._session.drain()
+                elif isinstance(reply, PrimaryStatusRequest):
+                    # A publisher of release 18 does not know it.
+                    raise ProtocolViolation('unexpected message type "p"')
             elif kind == b"c":
                 raise _Ended
             elif kind == b"X":

@@ -16,7 +16,7 @@ from walsender.decode import changes
 from walsender.decode.transactions import Part, Txn
 from walsender.hot.walk import FRAME_OVERHEAD, Skim, Walk, file_key
 from walsender.xlog.errors import WalCorrupted, WalMissing
-from walsender.xlog.formats import XLOG_BLCKSZ, XLOG_SWITCH, XLP_FIRST_IS_OVERWRITE_CONTRECORD
+from walsender.xlog.formats import FORMATS, XLOG_BLCKSZ, XLOG_SWITCH, WalFormat
 from walsender.xlog.reader import WalReader
 
 
@@ -80,14 +80,15 @@ def test_switch_passes_over_the_rest_of_the_segment() -> None:
         assert reader.position == wal.end
 
 
-def test_a_record_that_was_never_completed() -> None:
-    wal = Wal()
+@pytest.mark.parametrize("wal_format", FORMATS.values(), ids=lambda one: str(one.version))
+def test_a_record_that_was_never_completed(wal_format: WalFormat) -> None:
+    wal = Wal(magic=wal_format.page_magic)
     wal.record(main_data(b"one"), rmgr=10)
     previous = wal.previous
     cut = record_bytes(main_data(bytes(20000)), 5, 0, 10, previous)
     room = XLOG_BLCKSZ - wal.end % XLOG_BLCKSZ
     wal.data += cut[:room]
-    wal._header(0, XLP_FIRST_IS_OVERWRITE_CONTRECORD)
+    wal._header(0, wal_format.overwrites_contrecord)
     wal.record(main_data(bytes(16)), rmgr=0, info=0xD0)
     wal.record(main_data(b"two"), rmgr=10)
     for step in (500, 1 << 20):

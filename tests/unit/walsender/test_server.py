@@ -8,6 +8,7 @@ from pubsub.errors import PubsubError
 from pubsub.sql.lexer import tokenize
 from walsender.feed.commits import VisibleSet, fitting
 from walsender.server import slot_sql
+from walsender.server.stream import running_xids
 from walsender.server.synchronous import is_named
 
 
@@ -25,6 +26,20 @@ from walsender.server.synchronous import is_named
 )
 def test_where_a_snapshot_fits(commits: list[tuple[int, int]], snapshot: str, found: int | None) -> None:
     assert fitting(commits, VisibleSet.parse(snapshot), 9000) == found
+
+
+@pytest.mark.parametrize(
+    ("highest", "locked", "oldest", "following"),
+    [
+        (100, [], 100, 100),
+        (100, [97, 99], 97, 100),
+        (101, [101, 105], 101, 106),  # running, and begun after the last one that has ended
+        ((1 << 32) + 5, [4294967290, 3], 4294967290, (1 << 32) + 5),  # transaction ids have wrapped around
+        ((1 << 32) - 2, [4294967295, 4], (1 << 32) - 1, (1 << 32) + 5),
+    ],
+)
+def test_which_transactions_have_ended(highest: int, locked: list[int], oldest: int, following: int) -> None:
+    assert running_xids(highest, locked) == (oldest, following)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,16 @@ def test_hot_standby_feedback() -> None:
     assert cb.read_client_message(data) == message
 
 
+def test_primary_status() -> None:
+    request = cb.PrimaryStatusRequest(1)
+    data = b"p" + (1).to_bytes(8, "big")
+    assert cb.write_client_message(request) == data
+    assert cb.read_client_message(data) == request
+    update = cb.PrimaryStatusUpdate(LSN, (1 << 32) + 5, (1 << 32) + 9, 4)
+    numbers = b"".join(number.to_bytes(8, "big") for number in ((1 << 32) + 5, (1 << 32) + 9, 4))
+    assert cb.write_primary_status(update) == b"s" + LSN_BYTES + numbers
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"r" + bytes(33), b"k" + bytes(16), b"k" + bytes(18), b"k" + bytes(16) + b"\2", b"w" + bytes(23), b"\xff"],
@@ -53,7 +63,9 @@ def test_malformed_server_messages_are_refused(data: bytes) -> None:
         cb.read_server_message(data)
 
 
-@pytest.mark.parametrize("data", [b"", b"w" + bytes(24), b"r" + bytes(32), b"r" + bytes(34), b"h" + bytes(25)])
+@pytest.mark.parametrize(
+    "data", [b"", b"w" + bytes(24), b"r" + bytes(32), b"r" + bytes(34), b"h" + bytes(25), b"p" + bytes(7)]
+)
 def test_malformed_client_messages_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         cb.read_client_message(data)
