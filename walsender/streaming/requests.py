@@ -7,10 +7,12 @@ To the process      C  Task            once, first
                     N  LSN (8)         nothing needs what is older
                     L  LSN (8)         streams of failover slots are sent no WAL from after it; UNLIMITED: they are
                     X  [number, texts] a stream's values are written with other settings from now on
+                    B                  the answer to F: nothing comes any more
 From the process    P  [[number, sent, written, flushed, applied, replied_at, confirmed, restart, counted], …]
                                         `counted`: the stream's statistics, in the order of Statistics
                     D  StreamEnd       the stream has ended, and its socket is the server's again
                     W  Warning         a plugin's warning for a stream
+                    F  error           the process ends because of this, when it has had the answer
 
 All contents but numbers are JSON.
 """
@@ -34,9 +36,11 @@ END: Final = b"E"
 NEEDED: Final = b"N"
 LIMIT: Final = b"L"
 TEXTS: Final = b"X"
+BYE: Final = b"B"
 POSITIONS: Final = b"P"
 DONE: Final = b"D"
 WARNING: Final = b"W"
+FAILURE: Final = b"F"
 
 NUMBER: Final = Struct(">Q")
 UNLIMITED: Final = (1 << 64) - 1
