@@ -294,6 +294,33 @@ def test_wal_sender_timeout_of_the_session(served: Publish, ours: str, database:
         assert b"server closed the connection unexpectedly" in _end_of_stream(one.pgconn)
 
 
+def test_a_slot_follows_its_database_s_new_name(served: Publish, ours: str, database: Database) -> None:
+    renamed = f"{database.name}_renamed"
+    database.execute(f"CREATE DATABASE {renamed}_before")
+    with Walsender(served.conninfo(dbname=f"{renamed}_before")) as one:
+        one.run("CREATE_REPLICATION_SLOT moved LOGICAL test_decoding (SNAPSHOT 'nothing')")
+    wait_until(
+        lambda: database.query(f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{renamed}_before'") == [(0,)],
+        "nobody uses the database",
+    )
+    database.execute(f"ALTER DATABASE {renamed}_before RENAME TO {renamed}")
+    try:
+        seen = "SELECT s.database FROM pg_replication_slots s JOIN pg_database d ON d.oid = s.datoid"
+        assert served.query(seen, dbname=database.name) == [(renamed,)]
+        served.execute("CREATE TABLE t (a int)", dbname=renamed)
+        changes = "SELECT count(*) > 0 FROM pg_logical_slot_peek_changes('moved', NULL, NULL)"
+        assert served.query(changes, dbname=renamed) == [(True,)]
+        with Walsender(served.conninfo(dbname=renamed)) as one:
+            assert one.run("START_REPLICATION SLOT moved LOGICAL 0/0")[0] == (pq.ExecStatus.COMMAND_OK, "COPY 0")
+            one.run("DROP_REPLICATION_SLOT moved")
+    finally:
+        served.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = 'moved'",
+            dbname=database.name,
+        )
+        database.execute(f"DROP DATABASE {renamed} WITH (FORCE)")
+
+
 def test_a_slot_in_use_and_one_of_another_database(served: Publish, ours: str, database: Database) -> None:
     with Walsender(ours) as one, Walsender(ours) as two:
         one.run("CREATE_REPLICATION_SLOT used LOGICAL pgoutput (SNAPSHOT 'nothing')")

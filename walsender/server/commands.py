@@ -297,7 +297,11 @@ async def drop(session: Session, name: str, *, wait: bool) -> None:
 
 def check_database(session: Session, slot: Slot) -> None:
     """Raise NotInPrerequisiteState for a slot of another database (logical.c: CheckSlotRequirements and after)."""
-    if slot.database != session.database:
+    if slot.database_oid and session.database_oid == slot.database_oid:
+        if slot.database != session.database:
+            # The database was renamed.
+            slot.database, slot.changed = session.database, True
+    elif (slot.database_oid and session.database_oid) or slot.database != session.database:
         raise NotInPrerequisiteState(f'replication slot "{slot.name}" was not created in this database')
 
 

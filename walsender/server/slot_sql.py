@@ -512,9 +512,12 @@ def view_edit(view: View, rows: str, version: int = 180000) -> tuple[int, int, s
         columns = ", ".join(name for name, since in _OF_FUNCTION if since <= version)
     if relation == "pg_replication_slots":
         rows = (
-            "(SELECT pg_catalog.jsonb_agg(x.value || pg_catalog.jsonb_build_object('datoid', d.oid))"
-            f" FROM pg_catalog.jsonb_array_elements({rows}) x"
-            " LEFT JOIN pg_catalog.pg_database d ON d.datname = x.value ->> 'database')"
+            "(SELECT pg_catalog.jsonb_agg(x.value || CASE WHEN d.oid IS NULL THEN '{}'::pg_catalog.jsonb"
+            " ELSE pg_catalog.jsonb_build_object('datoid', d.oid, 'database', d.datname) END)"
+            f" FROM pg_catalog.jsonb_array_elements({rows}) x LEFT JOIN pg_catalog.pg_database d"
+            # Of a database that was renamed the number is known, and of a slot that was never used the name only.
+            " ON CASE WHEN x.value -> 'datoid' = 'null' THEN d.datname = x.value ->> 'database'"
+            " ELSE d.oid = (x.value ->> 'datoid')::pg_catalog.oid END)"
         )
     source = f"pg_catalog.jsonb_populate_recordset(NULL::pg_catalog.{relation}, {rows})"
     new = f"(SELECT {columns} FROM {source} AS _)" + ("" if view.has_alias else f" AS {view.name}")

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from walsender.server.service import Service
     from walsender.server.session import Session
 
-_MAY: Final = "SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
+_MAY: Final = (
+    "SELECT rolreplication OR rolsuper,"
+    " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+    " FROM pg_catalog.pg_roles WHERE rolname = current_user"
+)
 _MAY_RESET: Final = (
     "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_stat_reset_replication_slot(text)', 'EXECUTE')"
 )
@@ -250,11 +254,14 @@ async def _call(session: Session, call: Call, asked: Sequence[Any]) -> list[dict
     `asked`: the arguments of each row.
     """
     of_statistics = call.name.startswith("pg_stat_")
-    if not of_statistics and await session.query(_MAY) != [["t"]]:
-        raise InsufficientPrivilege(
-            "permission denied to use replication slots",
-            detail="Only roles with the REPLICATION attribute may use replication slots.",
-        )
+    if not of_statistics:
+        ((may, database_oid),) = await session.query(_MAY)
+        if may != "t":
+            raise InsufficientPrivilege(
+                "permission denied to use replication slots",
+                detail="Only roles with the REPLICATION attribute may use replication slots.",
+            )
+        session.database_oid = int(database_oid or 0)
     results: list[dict[str, Any]] = []
     for arguments in asked:
         if call.name in slot_changes.FUNCTIONS:
@@ -404,7 +411,7 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
         "slot_name": slot.name,
         "plugin": slot.plugin,
         "slot_type": "logical",
-        "datoid": None,
+        "datoid": slot.database_oid or None,
         "database": slot.database,
         "temporary": slot.temporary,
         "active": slot.active_pid is not None,
