@@ -150,6 +150,18 @@ def test_what_is_not_executed_changes_nothing(
     assert ours.execute("SELECT count(*) > 0 FROM pg_logical_slot_get_changes('e', NULL, NULL)").fetchall() == [(True,)]
 
 
+def test_statements_without_parameters_in_the_extended_protocol(
+    ours: psycopg.Connection[Any], database: Database
+) -> None:
+    ours.execute("SELECT pg_create_logical_replication_slot('u', 'test_decoding')")
+    database.execute("CREATE TABLE t (a int)")
+    ours.execute("CREATE TEMPORARY TABLE slots AS SELECT slot_name FROM pg_replication_slots", prepare=True)
+    assert ours.execute("SELECT * FROM slots").fetchall() == [("u",)]
+    changes = "SELECT data FROM pg_logical_slot_get_changes('u', NULL, NULL)"
+    ours.execute(f"CREATE TEMPORARY TABLE changes AS {changes}", prepare=True)
+    assert ours.execute("SELECT count(*) > 0 FROM changes").fetchall() == [(True,)]
+
+
 def test_views_and_functions_have_their_own_columns(
     ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
 ) -> None:

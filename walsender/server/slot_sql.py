@@ -207,6 +207,12 @@ def mentions(text: str) -> bool:
     return _MENTIONS.search(text) is not None
 
 
+def is_utility(text: str) -> bool:
+    """Return whether a statement takes no parameters, although it has a query in it."""
+    first = next((token.value for token in tokenize(text)), "")
+    return first in {"copy", "declare", "create", "explain", "prepare"}
+
+
 def statements(text: str) -> list[tuple[int, int]]:
     """Return where each statement of the text begins and ends, its semicolon included; all as one if it is no SQL."""
     try:

@@ -36,6 +36,7 @@ _MAY_RESET: Final = (
 )
 _JSONB: Final = 3802
 _NO_TYPES: Final = bytes(2)
+_NO_VALUES: Final = bytes(4)
 _OIDS: Final = {"name": 19, "pg_lsn": 3220, "int4": 23, "bool": 16, "text": 25, "text[]": 1009}
 
 
@@ -146,6 +147,14 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
     if not views and not calls:
         return body
     await session.exchange.analyze(encoded, types, in_batch=True)
+    if slot_sql.is_utility(text):
+        # It can be given no parameter, so it has what is known now.
+        edits = [_literal_edit(session, view) for view in views]
+        for call in calls:
+            query = _with_views(session, call.arguments_query())
+            asked = await session.exchange.ask_bound(query, [], _NO_VALUES)
+            edits.append(slot_sql.call_edit(call, slot_sql.literal(await _call_in_batch(session, call, asked))))
+        return name + b"\0" + _encoded(slot_sql.edited(text, edits)) + b"\0" + types
     given = [int.from_bytes(types[at : at + 4], "big") for at in range(2, len(types) - 3, 4)]
     used = max(_parameters(text), default=0)
     oids = given + [0] * (used - len(given))
@@ -187,11 +196,7 @@ async def _bind(session: Session, statement: _Statement, body: bytes) -> bytes:
         text = _renumbered(text, {one: at for at, one in enumerate(used, 1)})
         bound = _write_bind([formats[one - 1] for one in used], [values[one - 1] for one in used])
         asked = await session.exchange.ask_bound(text, [statement.types[one - 1] for one in used], bound)
-        session.in_batch = True
-        try:
-            known[f"c{number}"] = await _call(session, call, [json.loads(row[0] or "null") for row in asked])
-        finally:
-            session.in_batch = False
+        known[f"c{number}"] = await _call_in_batch(session, call, asked)
     new = json.dumps(known).encode()
     return portal + b"\0" + name + b"\0" + _write_bind([*formats, 0], [*values, new]) + after
 
@@ -243,6 +248,19 @@ def _renumbered(text: str, numbers: dict[int, int]) -> str:
         if _is_parameter(token)
     ]
     return slot_sql.edited(text, edits)
+
+
+async def _call_in_batch(session: Session, call: Call, asked: Sequence[Sequence[str | None]]) -> list[dict[str, Any]]:
+    session.in_batch = True
+    try:
+        return await _call(session, call, [json.loads(row[0] or "null") for row in asked])
+    finally:
+        session.in_batch = False
+
+
+def _literal_edit(session: Session, view: View) -> tuple[int, int, str]:
+    version = session.service.feed.server.version
+    return slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name)), version)
 
 
 # Functions
