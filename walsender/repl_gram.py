@@ -10,7 +10,7 @@ Follows repl_gram.y, repl_scanner.l, walsender.c (parseCreateReplSlotOptions, Pa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -146,11 +146,18 @@ _TOKEN: Final = re.compile(
 )
 _LIST_ELEMENT: Final = re.compile(rf'[{_SPACE}]*(?:"((?:[^"]|"")*)"|([^",{_SPACE}]+))[{_SPACE}]*(,|\Z)')
 _MAX_UINT32: Final = 0xFFFFFFFF
+_MAX_UINT64: Final = (1 << 64) - 1
+_VERSION_17: Final = 170000
+_VERSION_18: Final = 180000
 _NAME_BYTES: Final = 63
 
 
-def parse_command(text: str) -> Command | None:
+def parse_command(
+    text: str, *, version: int = _VERSION_18, notice: Callable[[PubsubError], None] = lambda _: None
+) -> Command | None:
     """Parse a replication command; return None if `text` does not begin like one and is therefore SQL.
+
+    `version`: of the server whose commands are taken.  `notice` is told of names that are cut.
 
     Raises SqlSyntaxError, PubsubError with PostgreSQL's code for a wrong option, and FeatureNotSupported for
     BASE_BACKUP and UPLOAD_MANIFEST, since this walsender makes no base backups.
@@ -158,7 +165,9 @@ def parse_command(text: str) -> Command | None:
     first = re.match(rf"[{_SPACE}]*([A-Za-z_]+)", text)
     if first is None or first[1] not in _COMMANDS:
         return None
-    parser = _Parser(text)
+    if first[1] == "ALTER_REPLICATION_SLOT" and version < _VERSION_17:
+        return None
+    parser = _Parser(text, version, notice)
     command = parser.command()
     parser.accept("mark", ";")
     parser.expect("end")
@@ -219,8 +228,10 @@ def cut_name(name: str) -> str:
 class _Parser:
     """A recursive descent parser over the tokens of one command."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, version: int, notice: Callable[[PubsubError], None]) -> None:
         self._text = text
+        self._version = version
+        self._notice = notice
         self._tokens = list(self._scan())
         self._next = 0
 
@@ -230,6 +241,8 @@ class _Parser:
         while position < len(self._text):
             found = _TOKEN.match(self._text, position)
             if found is None:
+                if self._text[position] in "'\"":
+                    raise SqlSyntaxError("unterminated quoted string", statement=self._text, position=position)
                 raise self._error(position)
             kind = str(found.lastgroup)
             value = found[kind]
@@ -242,8 +255,10 @@ class _Parser:
                 kind, value = "word", value.replace('""', '"')
             elif kind == "string":
                 value = value.replace("''", "'")
-            if kind == "word":
-                value = cut_name(value)
+            if kind == "word" and value != (cut := cut_name(value)):
+                message = f'identifier "{value}" will be truncated to "{cut}"'
+                self._notice(PubsubError(message, sqlstate="42622"))
+                value = cut
             if kind != "space":
                 yield kind, value, position
             position = found.end()
@@ -294,11 +309,15 @@ class _Parser:
         if not self.accept("keyword", "PHYSICAL"):
             self.expect("keyword", "LOGICAL")
             plugin = self.expect("word")
-        options = _distinct(self._generic_options() if self.accept("mark", "(") else self._legacy_options())
-        allowed = {"reserve_wal"} if plugin is None else {"snapshot", "two_phase", "failover"}
-        for option in options:
-            if option not in allowed:
+        given = self._generic_options() if self.accept("mark", "(") else self._legacy_options()
+        known = {"snapshot", "two_phase", "reserve_wal", *(("failover",) if self._version >= _VERSION_17 else ())}
+        options: dict[str, str | None] = {}
+        for option, value in given:
+            if option not in known:
                 raise PubsubError(f"unrecognized option: {option}")
+            if option in options or (option == "reserve_wal") != (plugin is None):
+                raise PubsubError("conflicting or redundant options", sqlstate="42601")
+            options[option] = value
         return CreateReplicationSlot(
             slot,
             plugin,
@@ -313,8 +332,9 @@ class _Parser:
         slot = self.expect("word")
         self.expect("mark", "(")
         options = _distinct(self._generic_options())
+        known = ("failover", "two_phase") if self._version >= _VERSION_18 else ("failover",)
         for option in options:
-            if option not in ("failover", "two_phase"):
+            if option not in known:
                 raise PubsubError(f"unrecognized option: {option}")
         return AlterReplicationSlot(slot, _boolean(options, "failover"), _boolean(options, "two_phase"))
 
@@ -363,20 +383,21 @@ class _Parser:
         return name
 
     def _lsn(self) -> Lsn:
-        position = self._tokens[self._next][2]
-        try:
-            return Lsn.parse(self.expect("lsn"))
-        except SqlSyntaxError:
-            raise
-        except PubsubError as error:
-            raise SqlSyntaxError("invalid streaming start location", statement=self._text, position=position) from error
+        high, low = (_uint32(part, 16) for part in self.expect("lsn").split("/"))
+        return Lsn(high << 32 | low)
 
     def _timeline(self) -> int:
         position = self._tokens[self._next][2]
-        digits = self.expect("number")
-        if len(digits) > 10 or not 0 < int(digits) <= _MAX_UINT32:
-            raise SqlSyntaxError(f"invalid timeline {digits[:20]}", statement=self._text, position=position)
-        return int(digits)
+        timeline = _uint32(self.expect("number"), 10)
+        if timeline == 0:
+            raise SqlSyntaxError("invalid timeline 0", statement=self._text, position=position)
+        return timeline
+
+
+def _uint32(digits: str, base: int) -> int:
+    """Return a number as C reads it into 32 bits: strtoul takes no more than 64 of them."""
+    digits = digits.lstrip("0") or "0"
+    return min(int(digits, base) if len(digits) <= 20 else _MAX_UINT64, _MAX_UINT64) & _MAX_UINT32
 
 
 def _distinct(options: Iterable[Option]) -> dict[str, str | None]:
@@ -405,10 +426,12 @@ def _snapshot(options: dict[str, str | None]) -> Snapshot | None:
     if "snapshot" not in options:
         return None
     match options["snapshot"]:
+        case None:
+            raise PubsubError("snapshot requires a parameter", sqlstate="42601")
         case "export" | "nothing" | "use" as action:
             return action
         case other:
-            message = f'unrecognized value for CREATE_REPLICATION_SLOT option "snapshot": "{other or ""}"'
+            message = f'unrecognized value for CREATE_REPLICATION_SLOT option "snapshot": "{other}"'
             raise PubsubError(message, sqlstate="22023")
 
 

@@ -25,8 +25,10 @@ MAX_MESSAGE: Final = 0x3FFFFFFF - 1
 """PQ_LARGE_MESSAGE_LIMIT."""
 
 TEXT: Final = 25
+INT4: Final = 23
 INT8: Final = 20
 BYTEA: Final = 17
+_SIZES: Final = {INT4: 4, INT8: 8}
 
 _U32: Final = Struct(">I")
 _HEAD: Final = Struct(">cI")
@@ -137,7 +139,7 @@ def fields(columns: Sequence[tuple[str, int, int, int]]) -> bytes:
 def description(columns: Sequence[tuple[str, int]]) -> bytes:
     body = _U16.pack(len(columns))
     for name, oid in columns:
-        body += name.encode() + b"\0" + _COLUMN.pack(0, 0, oid, 8 if oid == INT8 else -1, -1, 0)
+        body += name.encode() + b"\0" + _COLUMN.pack(0, 0, oid, _SIZES.get(oid, -1), -1, 0)
     return message(b"T", body)
 
 

@@ -7,13 +7,16 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pubsub.backend import messages as m
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -44,8 +47,17 @@ class Walsender:
         self.pgconn.finish()
 
     def run(self, command: str) -> Any:
-        """Return (columns with types, rows, tag), or (SQLSTATE, message, detail, hint)."""
+        """Return (columns with types, rows, tag), or (SQLSTATE, message, detail, hint); a stream is ended at once."""
         result = self.pgconn.exec_(command.encode())
+        if result.status == pq.ExecStatus.COPY_BOTH:
+            self.pgconn.put_copy_end()
+            self.pgconn.flush()
+            while self.pgconn.get_copy_data(0)[0] > 0:
+                pass
+            results = []
+            while (one := self.pgconn.get_result()) is not None:
+                results.append((one.status, (one.command_status or b"").decode()))
+            return results
         if result.status == pq.ExecStatus.FATAL_ERROR:
             fields = (
                 pq.DiagnosticField.SQLSTATE,
@@ -128,6 +140,66 @@ def both(ours: str, theirs: str, commands: Sequence[str]) -> None:
             "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '9', publication_names 'p')",
             "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '1', nope 'p')",
             "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '1', publication_names 'p', streaming 'on')",
+            "START_REPLICATION SLOT a LOGICAL 0/0 (\"Proto_version\" '1')",
+            "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '1', publication_names 'p', origin)",
+            "DROP_REPLICATION_SLOT a",
+        ],
+        [
+            "IDENTIFY_SYSTEM 'abc",
+            'IDENTIFY_SYSTEM "abc',
+            'SHOW ""',
+            "TIMELINE_HISTORY 4294967296",
+            "TIMELINE_HISTORY 99999999999999999999",
+            "START_REPLICATION SLOT nope LOGICAL 123456789/0",
+            "START_REPLICATION SLOT nope LOGICAL 0/123456789",
+        ],
+        [
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT)",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (RESERVE_WAL)",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput RESERVE_WAL",
+            "CREATE_REPLICATION_SLOT a PHYSICAL (FAILOVER)",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            "CREATE_REPLICATION_SLOT a PHYSICAL",
+            "START_REPLICATION SLOT a PHYSICAL 0/0",
+            "DROP_REPLICATION_SLOT a",
+        ],
+        ["BEGIN", "TIMELINE_HISTORY 44", "ROLLBACK"],
+        [
+            "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
+            "SET LOCAL work_mem = '64kB'",
+            "IDENTIFY_SYSTEM",
+            "SHOW work_mem",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'use')",
+            "SHOW work_mem",
+            "COMMIT",
+            "DROP_REPLICATION_SLOT a",
+        ],
+        [
+            "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
+            "SAVEPOINT s",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'use')",
+            "ROLLBACK",
+        ],
+        [
+            "BEGIN",
+            "CREATE TEMPORARY TABLE t (a int)",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            "ROLLBACK",
+        ],
+        # An error ends temporary slots: a command's, the server's own, and one within a transaction.
+        [
+            *("CREATE_REPLICATION_SLOT a TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", "READ_REPLICATION_SLOT b"),
+            *("ALTER_REPLICATION_SLOT a (FAILOVER)", "DROP_REPLICATION_SLOT a"),
+            *("CREATE_REPLICATION_SLOT a TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", "SELECT 1/0"),
+            "DROP_REPLICATION_SLOT a",
+            *("BEGIN", "CREATE_REPLICATION_SLOT a TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", "SELECT nope"),
+            *("ROLLBACK", "DROP_REPLICATION_SLOT a"),
+        ],
+        [
+            "CREATE_REPLICATION_SLOT a LOGICAL test_decoding (SNAPSHOT 'nothing')",
+            'START_REPLICATION SLOT a LOGICAL 0/0 ("skip-empty-xacts", "include-xids", "stream-changes", "only-local")',
+            "IDENTIFY_SYSTEM",
+            'START_REPLICATION SLOT a LOGICAL 0/0 ("skip-empty")',
             "DROP_REPLICATION_SLOT a",
         ],
     ],
@@ -137,6 +209,116 @@ def test_commands_are_answered_as_postgresql_answers_them(
     served: Publish, ours: str, database: Database, commands: list[str]
 ) -> None:
     both(ours, database.conninfo, commands)
+
+
+def _exchange(conninfo: str, *messages: tuple[bytes, bytes]) -> list[tuple[bytes, Any]]:
+    """Return what a walsender answers to messages, up to the answer of a last query; errors by their fields."""
+    given = conninfo_to_dict(conninfo)
+    host, port = str(given["host"]), int(str(given["port"]))
+    with socket.create_connection((host, port), timeout=60) as connection, connection.makefile("rb") as answers:
+        parameters = {"user": str(given["user"]), "database": str(given["dbname"]), "replication": "database"}
+        connection.sendall(m.startup(3 << 16, parameters))
+        found: list[tuple[bytes, Any]] = []
+        asked = False
+        while True:
+            kind, length = answers.read(1), int.from_bytes(answers.read(4), "big")
+            body = answers.read(length - 4)
+            if asked:
+                error = m.read_error(body) if kind == b"E" else None
+                found.append((kind, body if error is None else (error.sqlstate, error.message)))
+                if kind == b"C" and body == b"COPY 0\0":
+                    return found
+            elif kind == b"Z":
+                asked = True
+                last = (b"Q", b"COPY (SELECT WHERE false) TO STDOUT\0")
+                connection.sendall(b"".join(m.message(*one) for one in (*messages, last)))
+
+
+_PARSE = (b"P", b"\0SELECT 1\0\0\0")
+_SYNC = (b"S", b"")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [_PARSE, (b"B", bytes(8)), (b"E", bytes(5)), _SYNC],
+        [_SYNC, (b"H", b""), (b"d", b"x"), (b"c", b""), (b"f", b"x\0")],
+        [(b"F", bytes(20))],
+        [(b"Q", b"BEGIN\0"), (b"C", b"S\0"), _SYNC, (b"Q", b"SELECT 1\0"), (b"Q", b"ROLLBACK\0")],
+        [(b"Q", b"IDENTIFY_SYSTEM"), (b"Q", b"IDENTIFY_SYSTEM\0x\0"), (b"Q", b"DROP_REPLICATION_SLOT \xff\0")],
+    ],
+    ids=["batch", "ignored", "function", "transaction", "texts"],
+)
+def test_messages_are_answered_as_a_walsender_answers_them(
+    ours: str, database: Database, messages: list[tuple[bytes, bytes]]
+) -> None:
+    """The extended protocol is refused there, once for a batch; a Sync alone is no mistake."""
+    assert _exchange(ours, *messages) == _exchange(database.conninfo, *messages)
+
+
+@pytest.mark.parametrize("value", ["database", "tr", "YES", "Database", "o", "2", ""])
+def test_values_of_replication(ours: str, database: Database, value: str) -> None:
+    def outcome(conninfo: str) -> object:
+        pgconn = pq.PGconn.connect(make_conninfo(conninfo, replication=value).encode())
+        said = pgconn.error_message.decode().rpartition("FATAL")[2]
+        pgconn.finish()
+        return said
+
+    assert outcome(ours) == outcome(database.conninfo)
+
+
+def _end_of_stream(pgconn: pq.PGconn) -> bytes:
+    """Return what the client is told at the end of a stream that it does not end itself."""
+    with suppress(psycopg.Error):
+        while pgconn.get_copy_data(0)[0] > 0:
+            pass
+    result = pgconn.get_result()
+    return pgconn.error_message + (result.error_message if result is not None else b"")
+
+
+def test_a_stream_that_is_terminated_is_told_why(served: Publish, ours: str, database: Database) -> None:
+    with Walsender(ours) as one:
+        one.run("CREATE_REPLICATION_SLOT told LOGICAL test_decoding (SNAPSHOT 'nothing')")
+        assert one.pgconn.exec_(b"START_REPLICATION SLOT told LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+        database.execute(f"SELECT pg_terminate_backend({one.pgconn.backend_pid})")
+        assert b"terminating connection due to administrator command" in _end_of_stream(one.pgconn)
+    served.execute("SELECT pg_drop_replication_slot('told')", dbname=database.name)
+
+
+def test_wal_sender_timeout_of_the_session(served: Publish, ours: str, database: Database) -> None:
+    """It may be set after the connection was made."""
+    with Walsender(ours) as one:
+        one.run("CREATE_REPLICATION_SLOT late TEMPORARY LOGICAL test_decoding (SNAPSHOT 'nothing')")
+        one.run("SET wal_sender_timeout = 100")
+        assert one.pgconn.exec_(b"START_REPLICATION SLOT late LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+        assert b"server closed the connection unexpectedly" in _end_of_stream(one.pgconn)
+
+
+def test_a_slot_follows_its_database_s_new_name(served: Publish, ours: str, database: Database) -> None:
+    renamed = f"{database.name}_renamed"
+    database.execute(f"CREATE DATABASE {renamed}_before")
+    with Walsender(served.conninfo(dbname=f"{renamed}_before")) as one:
+        one.run("CREATE_REPLICATION_SLOT moved LOGICAL test_decoding (SNAPSHOT 'nothing')")
+    wait_until(
+        lambda: database.query(f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{renamed}_before'") == [(0,)],
+        "nobody uses the database",
+    )
+    database.execute(f"ALTER DATABASE {renamed}_before RENAME TO {renamed}")
+    try:
+        seen = "SELECT s.database FROM pg_replication_slots s JOIN pg_database d ON d.oid = s.datoid"
+        assert served.query(seen, dbname=database.name) == [(renamed,)]
+        served.execute("CREATE TABLE t (a int)", dbname=renamed)
+        changes = "SELECT count(*) > 0 FROM pg_logical_slot_peek_changes('moved', NULL, NULL)"
+        assert served.query(changes, dbname=renamed) == [(True,)]
+        with Walsender(served.conninfo(dbname=renamed)) as one:
+            assert one.run("START_REPLICATION SLOT moved LOGICAL 0/0")[0] == (pq.ExecStatus.COMMAND_OK, "COPY 0")
+            one.run("DROP_REPLICATION_SLOT moved")
+    finally:
+        served.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = 'moved'",
+            dbname=database.name,
+        )
+        database.execute(f"DROP DATABASE {renamed} WITH (FORCE)")
 
 
 def test_a_slot_in_use_and_one_of_another_database(served: Publish, ours: str, database: Database) -> None:

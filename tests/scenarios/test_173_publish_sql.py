@@ -86,6 +86,107 @@ def test_changes_are_postgresql_s_rows(
         assert errors[0] == errors[1], query
 
 
+def test_what_is_wrong_is_said_as_postgresql_says_it(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any]
+) -> None:
+    """SQLSTATE, message, hint and place; and nothing was carried out before it was found."""
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('w', 'test_decoding')")
+    changes = "SELECT * FROM pg_logical_slot_get_changes"
+    for query in (
+        "SELECT pg_create_logical_replication_slot('x')",
+        "SELECT pg_create_logical_replication_slot(1, 'pgoutput')",
+        "SELECT pg_create_logical_replication_slot('x', 'pgoutput', nope => true)",
+        "SELECT pg_create_logical_replication_slot('x', 'pgoutput', 'maybe')",
+        "SELECT pg_create_logical_replication_slot('x', 'pgoutput', true, false, true)",
+        "SELECT pg_drop_replication_slot(slot_name => 'w')",
+        "SELECT pg_drop_replication_slot('w'), nope",
+        "SELECT pg_replication_slot_advance('w', 'x')",
+        f"{changes}('w', NULL, 99999999999)",
+        f"{changes}('w', NULL, NULL, 'include-xids', NULL)",
+        f"{changes}('w', NULL, NULL, VARIADIC ARRAY[['include-xids', '0'], ['only-local', '0']])",
+        f"{changes}('w', NULL, NULL, VARIADIC NULL)",
+        "SELECT slot_name FROM pg_replication_slots WHERE nope",
+        "SELECT count(*) FROM pg_replication_slots TABLESAMPLE system (1)",
+        "DELETE FROM pg_replication_slots",
+        "BEGIN; CREATE TEMPORARY TABLE t (a int)",
+        "SELECT pg_create_logical_replication_slot('x', 'pgoutput')",
+        "ROLLBACK",
+    ):
+        errors: list[object] = []
+        for connection in (theirs, ours):
+            try:
+                connection.execute(query)
+            except psycopg.Error as error:
+                diag = error.diag
+                errors.append((diag.sqlstate, diag.message_primary, diag.message_hint, diag.statement_position))
+            else:
+                errors.append(None)
+        assert errors[0] == errors[1], query
+    for connection in (theirs, ours):
+        assert connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == [("w",)]
+        # The same of a statement that is prepared.
+        with pytest.raises(psycopg.errors.UndefinedFunction) as caught:
+            connection.execute("SELECT pg_drop_replication_slot(%s, slot_name => 1)", ["w"])
+        assert caught.value.diag.statement_position == "8"
+
+
+def test_what_is_not_executed_changes_nothing(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
+) -> None:
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('e', 'test_decoding')")
+    database.execute("CREATE TABLE t (a int)")
+    explain = "EXPLAIN (COSTS off) SELECT data FROM pg_logical_slot_get_changes('e', NULL, NULL)"
+    query = "SELECT count(*) FROM pg_logical_slot_get_changes('e', NULL, -1)"
+    for statement in (explain, "EXPLAIN (COSTS off) SELECT pg_drop_replication_slot('e')", query):
+        assert ours.execute(statement).fetchall() == theirs.execute(statement).fetchall()
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="not supported in PREPARE here"):
+        ours.execute("PREPARE d AS SELECT pg_drop_replication_slot('e')")
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="not supported in ROWS FROM here"):
+        ours.execute("SELECT * FROM ROWS FROM (pg_logical_slot_get_changes('e', NULL, NULL), generate_series(1, 2))")
+    ours.execute("CREATE VIEW v AS SELECT slot_name FROM pg_replication_slots")
+    assert "pg_replication_slots" in database.query("SELECT pg_get_viewdef('v'::regclass)")[0][0]
+    assert ours.execute("SELECT count(*) > 0 FROM pg_logical_slot_get_changes('e', NULL, NULL)").fetchall() == [(True,)]
+
+
+def test_statements_without_parameters_in_the_extended_protocol(
+    ours: psycopg.Connection[Any], database: Database
+) -> None:
+    ours.execute("SELECT pg_create_logical_replication_slot('u', 'test_decoding')")
+    database.execute("CREATE TABLE t (a int)")
+    ours.execute("CREATE TEMPORARY TABLE slots AS SELECT slot_name FROM pg_replication_slots", prepare=True)
+    assert ours.execute("SELECT * FROM slots").fetchall() == [("u",)]
+    changes = "SELECT data FROM pg_logical_slot_get_changes('u', NULL, NULL)"
+    ours.execute(f"CREATE TEMPORARY TABLE changes AS {changes}", prepare=True)
+    assert ours.execute("SELECT count(*) > 0 FROM changes").fetchall() == [(True,)]
+
+
+def test_views_and_functions_have_their_own_columns(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
+) -> None:
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('c', 'test_decoding')")
+        connection.execute("SELECT count(*) FROM pg_logical_slot_get_changes('c', NULL, NULL)")
+    database.execute("CREATE TABLE t (a int)")
+    for query in (
+        "SELECT * FROM pg_get_replication_slots() WHERE false",
+        "SELECT pg_catalog.pg_replication_slots.slot_name FROM pg_catalog.pg_replication_slots",
+        "SELECT slot_name FROM ONLY pg_replication_slots",
+        "SELECT n FROM pg_logical_slot_peek_changes('c', NULL, NULL) WITH ORDINALITY AS c (l, x, d, n) WHERE n = 1",
+        "SELECT pg_drop_replication_slot(NULL)",
+    ):
+        answers = []
+        for connection in (theirs, ours):
+            cursor = connection.execute(query)
+            answers.append(([one[:2] for one in cursor.description or ()], cursor.fetchall()))
+        assert answers[0] == answers[1], query
+    # A physical slot is the server's, and can be dropped by way of us as it was made.
+    ours.execute("SELECT pg_create_physical_replication_slot('physical_one')")
+    ours.execute("SELECT pg_drop_replication_slot('physical_one')")
+    assert database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'physical_one'") == [(0,)]
+
+
 def test_binary_changes_are_pgoutput_s(
     ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
 ) -> None:

@@ -16,8 +16,8 @@ from walsender.types.layout import Raw, ToastPointer
 from walsender.types.registry import UnsupportedType
 
 # Words of the type boolean and their abbreviations (bool.c: parse_bool_with_len).
-_TRUE: Final = {"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"}
-_FALSE: Final = {"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"}
+TRUE: Final = {"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"}
+FALSE: Final = {"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"}
 _BARE: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
 _BITS: Final = frozenset({1560, 1562})
 _BOOL: Final = 16
@@ -60,9 +60,9 @@ class TestDecodingOptions:
                 hint = f'Perhaps you meant the option "{best}".' if best is not None else None
                 raise PubsubError(f'option "{name}" = "{text}" is unknown', sqlstate="22023", hint=hint)
             lowered = text.lower()
-            if lowered not in _TRUE | _FALSE:
+            if lowered not in TRUE | FALSE:
                 raise PubsubError(f'could not parse value "{text}" for parameter "{name}"', sqlstate="22023")
-            values[field] = lowered in _TRUE
+            values[field] = lowered in TRUE
         return cls(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pubsub.backend import messages as m
@@ -16,17 +17,22 @@ from walsender.plugins import registered
 from walsender.plugins.pgoutput import PgoutputOptions
 from walsender.plugins.test_decoding import TestDecodingOptions
 from walsender.server.stream import Stream
-from walsender.slots.slot import Slot
+from walsender.slots.slot import Slot, check_name
 
 if TYPE_CHECKING:
     from walsender.server.session import Session
 
 _SNAPSHOT: Final = "SELECT pg_catalog.pg_current_snapshot(), pg_catalog.pg_current_wal_insert_lsn()"
 _BEGIN: Final = "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ"
+_FLUSH_LSN: Final = "SELECT pg_catalog.pg_current_wal_flush_lsn()"
 _INSERT_LSN: Final = (
-    "SELECT pg_catalog.pg_current_wal_insert_lsn(), oid FROM pg_catalog.pg_database"
-    " WHERE datname = pg_catalog.current_database()"
+    "SELECT pg_catalog.pg_current_wal_insert_lsn(), oid, pg_catalog.pg_current_xact_id_if_assigned()"
+    " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
+_TRUE_ALONE: Final = {"include-xids", "include-timestamp", "skip-empty-xacts", "only-local"}
+_WITHOUT_EFFECT: Final = {"force-binary", "include-rewrites", "stream-changes"}
+"""test_decoding's options that are true without a value, and those that are nothing then."""
+_VERSION_16: Final = 160000
 _VERSION_18: Final = 180000
 
 
@@ -40,6 +46,8 @@ async def carry_out(session: Session, command: gram.Command) -> None:
         case gram.IdentifySystem():
             await _identify_system(session)
         case gram.Show(setting):
+            if not setting:
+                raise PubsubError('unrecognized configuration parameter ""', sqlstate="42704")
             await session.forward(b"Q", f"SHOW {quote_identifier(setting)}".encode() + b"\0")
         case gram.TimelineHistory(timeline):
             await _timeline_history(session, timeline)
@@ -54,7 +62,9 @@ async def carry_out(session: Session, command: gram.Command) -> None:
             session.answer(m.complete("DROP_REPLICATION_SLOT"))
         case gram.StartLogicalReplication():
             await _start(session, command)
-        case gram.StartPhysicalReplication():
+        case gram.StartPhysicalReplication(name):
+            if name is not None and session.service.slots.find(name) is not None:
+                raise NotInPrerequisiteState("cannot use a logical replication slot for physical replication")
             raise FeatureNotSupported(
                 "physical replication is not served here", hint="Connect to the upstream server for it."
             )
@@ -62,13 +72,21 @@ async def carry_out(session: Session, command: gram.Command) -> None:
 
 async def _identify_system(session: Session) -> None:
     feed = session.service.feed
-    ((lsn,),) = await session.query("SELECT pg_catalog.pg_current_wal_flush_lsn()")
-    columns = [("systemid", m.TEXT), ("timeline", m.INT8), ("xlogpos", m.TEXT), ("dbname", m.TEXT)]
+    if session.status == b"T":
+        # The client's transaction is to take no snapshot by this.
+        async with await Connection.connect(session.service.upstream.conninfo) as connection:
+            ((lsn,),) = await connection.query(_FLUSH_LSN)
+    else:
+        ((lsn,),) = await session.query(_FLUSH_LSN)
+    timeline = m.INT8 if feed.server.version >= _VERSION_16 else m.INT4
+    columns = [("systemid", m.TEXT), ("timeline", timeline), ("xlogpos", m.TEXT), ("dbname", m.TEXT)]
     row = [str(feed.server.system_identifier), str(feed.timeline), lsn, session.database]
     session.answer(m.rows(columns, [row], "IDENTIFY_SYSTEM"))
 
 
 async def _timeline_history(session: Session, timeline: int) -> None:
+    if session.status == b"T":
+        raise PubsubError("TIMELINE_HISTORY cannot run inside a transaction block", sqlstate="25001")
     async with await Connection.connect(session.service.upstream.conninfo, replication=True) as connection:
         ((name, content),) = await connection.query(f"TIMELINE_HISTORY {timeline}")
     columns = [("filename", m.TEXT), ("content", m.TEXT if session.service.feed.server.version < 160000 else m.BYTEA)]
@@ -84,12 +102,11 @@ def _read_slot(session: Session, name: str) -> None:
 
 async def _create(session: Session, command: gram.CreateReplicationSlot) -> None:
     if command.plugin is None:
+        session.service.slots.check_new(command.slot)
         raise FeatureNotSupported(
             "physical replication slots are not kept here", hint="Create it at the upstream server."
         )
-    if command.failover and command.temporary:
-        raise FeatureNotSupported("cannot enable failover for a temporary replication slot")
-    session.service.slots.check_new(command.slot)
+    _check_new(session, command.slot, temporary=command.temporary, failover=command.failover)
     snapshot = command.snapshot or "export"
     if snapshot == "export" and session.status == b"T":
         raise PubsubError("CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') must not be called inside a transaction")
@@ -116,16 +133,30 @@ async def _check_use(session: Session) -> None:
     what = "CREATE_REPLICATION_SLOT ... (SNAPSHOT 'use')"
     if session.status != b"T":
         raise PubsubError(f"{what} must be called inside a transaction")
-    ((isolation, read_only),) = await session.query(
-        "SELECT pg_catalog.current_setting('transaction_isolation'), pg_catalog.current_setting('transaction_read_only')"
-    )
-    session.exchange.queries -= 1
+    # What takes no snapshot itself: the client's transaction is to have none, too.
+    ((isolation,),) = await session.query("SHOW transaction_isolation")
     if isolation != "repeatable read":
         raise PubsubError(f"{what} must be called in REPEATABLE READ isolation mode transaction")
-    if read_only != "on" and session.service.feed.server.version >= 160000:
+    ((read_only,),) = await session.query("SHOW transaction_read_only")
+    if read_only != "on" and session.service.feed.server.version >= _VERSION_16:
         raise PubsubError(f"{what} must be called in a read-only transaction")
-    if session.exchange.queries > 1:
-        raise PubsubError(f"{what} must be called before any query")
+    try:
+        # The server refuses another level under the same conditions (variable.c: check_transaction_isolation).
+        await session.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    except PubsubError as error:
+        if error.sqlstate != "25001":
+            raise
+        why = "not be called in a subtransaction" if "subtransaction" in error.message else "be called before any query"
+        raise PubsubError(f"{what} must {why}") from error
+    await session.query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+def _check_new(session: Session, name: str, *, temporary: bool, failover: bool) -> None:
+    """Raise what keeps a slot from being made (slot.c: ReplicationSlotCreate)."""
+    check_name(name)
+    if temporary and failover:
+        raise FeatureNotSupported("cannot enable failover for a temporary replication slot")
+    session.service.slots.check_new(name)
 
 
 def check_plugin(session: Session, plugin: str) -> None:
@@ -144,9 +175,14 @@ def check_plugin(session: Session, plugin: str) -> None:
 
 async def create(session: Session, name: str, plugin: str, *, temporary: bool, two_phase: bool, failover: bool) -> Slot:
     """Make a slot that begins now, without a snapshot.  Raises PubsubError."""
-    session.service.slots.check_new(name)
+    _check_new(session, name, temporary=temporary, failover=failover)
     check_plugin(session, plugin)
-    ((text, oid),) = await session.query(_INSERT_LSN)
+    ((text, oid, written),) = await session.query(_INSERT_LSN)
+    if written is not None:
+        # As CreateInitDecodingContext says it.
+        raise PubsubError(
+            "cannot create logical replication slot in transaction that has performed writes", sqlstate="25001"
+        )
     session.database_oid = int(oid or 0)
     lsn = Lsn.parse(text or "")
     restart = await _restart_for(session, lsn)
@@ -217,9 +253,11 @@ async def _snapshot(session: Session, plugin: str, *, export: bool) -> tuple[int
                 session.exported = True
                 session.exchange.status = b"I"
             return lsn, restart, name
+        again = [m.cstring(one) for one in session.exchange.transaction]
         await session.query("ROLLBACK")
         if not export:
-            await session.query(_BEGIN)
+            for query in again:
+                await session.query(query)
         if lsn is not None:
             await feed.wait_for_more()
 
@@ -259,15 +297,27 @@ async def drop(session: Session, name: str, *, wait: bool) -> None:
 
 def check_database(session: Session, slot: Slot) -> None:
     """Raise NotInPrerequisiteState for a slot of another database (logical.c: CheckSlotRequirements and after)."""
-    if slot.database != session.database:
+    if slot.database_oid and session.database_oid == slot.database_oid:
+        if slot.database != session.database:
+            # The database was renamed.
+            slot.database, slot.changed = session.database, True
+    elif (slot.database_oid and session.database_oid) or slot.database != session.database:
         raise NotInPrerequisiteState(f'replication slot "{slot.name}" was not created in this database')
 
 
 def plugin_options(
-    session: Session, slot: Slot, options: dict[str, str], lsn: int, *, twice: bool = False
+    session: Session, slot: Slot, given: Mapping[str, str | None], lsn: int, *, twice: bool = False
 ) -> dict[str, str]:
-    """Check a plugin's options, and return them.  `twice`: one was given twice.  Raises PubsubError."""
-    if _asks_two_phase(session, slot, options, twice=twice) and not slot.two_phase:
+    """Check a plugin's options, and return them with values.  `twice`: one was given twice.  Raises PubsubError."""
+    try:
+        options = _with_values(slot.plugin, given)
+        asks_two_phase = _asks_two_phase(session, slot, options, twice=twice)
+    except PubsubError as error:
+        # As the server says it (logical.c, output_plugin_error_callback).
+        error.context = f'slot "{slot.name}", output plugin "{slot.plugin}", in the startup callback'
+        error.hint = None
+        raise
+    if asks_two_phase and not slot.two_phase:
         # pgoutput.c leaves it to the slot; once it is on, it stays (CreateDecodingContext).
         slot.two_phase = True
         slot.two_phase_at = max(slot.confirmed_flush_lsn, lsn)
@@ -291,7 +341,7 @@ async def _start(session: Session, command: gram.StartLogicalReplication) -> Non
     try:
         check_database(session, slot)
         slot.database_oid = slot.database_oid or session.database_oid
-        given = {name: value if value is not None else "" for name, value in command.options}
+        given = dict(command.options)
         twice = len(given) < len(command.options)
         options = plugin_options(session, slot, given, command.lsn, twice=twice)
         start = max(slot.confirmed_flush_lsn, command.lsn)
@@ -313,15 +363,31 @@ def _asks_two_phase(session: Session, slot: Slot, options: dict[str, str], *, tw
 
     Raises PubsubError.
     """
-    try:
-        if slot.plugin == "pgoutput":
-            if twice:
-                raise PubsubError("conflicting or redundant options", sqlstate="42601")
-            return PgoutputOptions.parse(options, session.service.feed.server.version).two_phase
-        if slot.plugin == "test_decoding":
-            TestDecodingOptions.parse(options)
-    except PubsubError as error:
-        # As the server says it (logical.c, output_plugin_error_callback).
-        error.context = f'slot "{slot.name}", output plugin "{slot.plugin}", in the startup callback'
-        raise
+    if slot.plugin == "pgoutput":
+        if twice:
+            raise PubsubError("conflicting or redundant options", sqlstate="42601")
+        return PgoutputOptions.parse(options, session.service.feed.server.version).two_phase
+    if slot.plugin == "test_decoding":
+        TestDecodingOptions.parse(options)
     return False
+
+
+def _with_values(plugin: str, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return options with what one without a value means (pgoutput.c, test_decoding.c: pg_decode_startup).
+
+    A user's own plugin is given an empty text.  Raises PubsubError.
+    """
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        if value is not None:
+            options[name] = value
+        elif plugin == "pgoutput":
+            if name in {"proto_version", "publication_names", "origin"}:
+                raise PubsubError(f"{name} requires a parameter", sqlstate="42601")
+            options[name] = "true"
+        elif plugin == "test_decoding":
+            if name not in _WITHOUT_EFFECT:
+                options[name] = "true" if name in _TRUE_ALONE else "(null)"
+        else:
+            options[name] = ""
+    return options

@@ -64,6 +64,8 @@ class Decoder:
         self._streams: dict[int, Served] = {}
         self._process: asyncio.subprocess.Process
         self._channel: Channel
+        self._error = PubsubError("the decoding process ended unexpectedly")
+        """What its streams are told when it is gone."""
         self.failed = asyncio.Event()
 
     async def start(self) -> None:
@@ -100,7 +102,7 @@ class Decoder:
         """Hand a stream over, with the client's socket; return its number."""
         number = next(self._numbers)
         if self.failed.is_set():
-            error = requests.error_fields(PubsubError("the decoding process ended unexpectedly"))
+            error = requests.error_fields(self._error)
             stream.ended(StreamEnd(number, STOPPED, error, request["received"]))
             return number
         self._streams[number] = stream
@@ -156,6 +158,12 @@ class Decoder:
             stream = self._streams.get(NUMBER.unpack(contents)[0])
             if stream is not None:
                 stream.status_requested()
+        elif kind == requests.FAILURE:
+            # It has not read yet what it was sent last, and answers that first.
+            self._error = requests.error_of(json.loads(contents))
+            self._feed.listeners.discard(self.tell)
+            self.failed.set()
+            self._channel.send(requests.BYE)
         elif kind == requests.WARNING:
             fields = json.loads(contents)
             stream = self._streams.get(fields.pop("number"))
@@ -166,7 +174,7 @@ class Decoder:
         self._feed.listeners.discard(self.tell)
         self.failed.set()
         streams, self._streams = self._streams, {}
-        error = requests.error_fields(PubsubError("the decoding process ended unexpectedly"))
+        error = requests.error_fields(self._error)
         for number, stream in streams.items():
             stream.ended(StreamEnd(number, CUT, error, b""))
 

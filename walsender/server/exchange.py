@@ -24,6 +24,8 @@ from pubsub.errors import PubsubError
 
 PIECE: Final = 1 << 16
 """Bytes that are passed on at a time."""
+_KEPT: Final = 20
+"""Queries of a transaction that are kept."""
 _HEAD: Final = Struct(">cI")
 _READY: Final = frozenset(b"QFS")
 """Questions that ReadyForQuery ends."""
@@ -37,6 +39,14 @@ _IN_PIECES: Final = frozenset(b"DdT")
 
 class Failed(Exception):
     """The batch of the extended protocol that a question of ours belongs to has failed already, and the client knows."""
+
+
+class RefusedError(PubsubError):
+    """The server has refused a text of the client's; `body`: its ErrorResponse, with the place of the mistake."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(m.read_error(body).message)
+        self.body = body
 
 
 @dataclass(eq=False, slots=True)
@@ -59,9 +69,11 @@ class Exchange:
         writer: asyncio.StreamWriter,
         client: asyncio.StreamWriter,
         reported: Callable[[bytes], None] = lambda _: None,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`reported`: called with the body of each ParameterStatus."""
+        """`reported`: called with the body of each ParameterStatus; `failed`: before the client gets an error."""
         self._reported = reported
+        self._on_error = failed
         self._reader = reader
         self._writer = writer
         self._client = client
@@ -77,16 +89,20 @@ class Exchange:
         self._closed = False
         self.lent = False
         """Whether a stream writes to the client's socket: what the server says meanwhile, of its own accord, is left out."""
+        self.last_words = b""
+        """The error with which the server has ended the session meanwhile."""
         self.status = b"I"
         """As ReadyForQuery says: I, T or E."""
-        self.queries = 0
-        """Statements since the transaction began, its BEGIN included."""
+        self.transaction: list[bytes] = []
+        """The client's simple queries since the transaction began, its BEGIN included; the first ones."""
 
     # Questions
 
     async def pass_on(self, kind: bytes, body: bytes, *, hidden: int = 0) -> None:
         """Pass a message of the client on; its answer goes to the client.  `hidden`: see _Question."""
         self._expect(kind, hidden=hidden)
+        if kind == b"Q" and len(self.transaction) < _KEPT and len(body) < PIECE:
+            self.transaction.append(body)
         self._writer.write(m.message(kind, body))
         await self._writer.drain()
 
@@ -124,6 +140,36 @@ class Exchange:
         await self._writer.drain()
         answers = [(await self._answer(question))[1] for question in questions]
         return answers[3]
+
+    async def analyze(self, text: bytes, types: bytes, *, in_batch: bool) -> None:
+        """Have the server look at a statement, and not execute it.  Raises RefusedError; Failed as `ask_bound`.
+
+        `types`: as a Parse message ends.  `in_batch`: within the batch of the extended protocol that the client has begun.
+        """
+        ours = b"pubsub slots\0"
+        close = (b"C", b"S" + ours)
+        messages = [close, (b"P", ours + text + b"\0" + types), close]
+        if not in_batch:
+            await self.idle()
+            messages.append((b"S", b""))
+        questions = [self._expect(kind, ours=True) for kind, _ in messages]
+        self._writer.write(b"".join(m.message(*one) for one in messages) + (m.message(b"H") if in_batch else b""))
+        await self._writer.drain()
+        failed = False
+        for question in questions:
+            try:
+                await self._answer(question)
+            except Failed:
+                failed = True
+            except PubsubError:
+                assert question.collected is not None
+                body = next(body for kind, body in question.collected if kind == b"E")
+                if in_batch:
+                    raise RefusedError(body) from None
+                await self.idle()
+                raise RefusedError(body) from None
+        if failed:
+            raise Failed
 
     async def fail(self) -> None:
         """Make the batch, or the transaction, fail at the server, too: the client has got an error of ours."""
@@ -224,6 +270,10 @@ class Exchange:
             if kind == b"t" and question is not None and question.hidden:
                 count = int.from_bytes(body[:2], "big") - question.hidden
                 body = count.to_bytes(2, "big") + body[2 : 2 + 4 * count]
+            if kind == b"E":
+                self._on_error()
+                if self.lent:
+                    self.last_words = m.message(kind, body)
             if (kind != b"Z" or question is None or question.collected is None) and not self.lent:
                 self._client.write(m.message(kind, body))
         if question is not None:
@@ -237,8 +287,9 @@ class Exchange:
         """Note what a message says of the question that it answers, the first one."""
         if kind == b"Z":
             self._failed = self._copying = False
-            self.queries = 0 if body == b"I" else self.queries + 1
             self.status = body
+            if body == b"I":
+                self.transaction.clear()
             # A question without an answer of its own was ignored after an error.
             while self._questions:
                 first = self._questions.popleft()

@@ -23,19 +23,19 @@ from pubsub.backend.listener import Client, close
 from pubsub.errors import InsufficientPrivilege, ProtocolViolation, PubsubError
 from walsender import repl_gram as gram
 from walsender.historic.client_encoding import client_codec
+from walsender.plugins.test_decoding import FALSE, TRUE
 from walsender.server import commands, slot_statements
-from walsender.server.exchange import PIECE, Exchange, Failed
+from walsender.server.exchange import PIECE, Exchange, Failed, RefusedError
 from walsender.server.link import without_channel_binding
 
 if TYPE_CHECKING:
     from walsender.server.service import Service
     from walsender.server.stream import Stream
 
-_TRUE: Final = {"true", "on", "yes", "1", "t", "y"}
-_FALSE: Final = {"false", "off", "no", "0", "f", "n"}
 _TEXT_SETTINGS: Final = {
     *("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output", "quote_all_identifiers"),
 }
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")
 _OPTION: Final = re.compile(r"(?:-c\s*|--)(\w+)=(\S+)")
 # AuthenticationOk and AuthenticationSASLFinal want no answer.
 _NO_ANSWER: Final = {0, 12}
@@ -46,9 +46,7 @@ _SASL_FINAL: Final = 12
 _LOOKED_AT: Final = 16 << 20
 """Statements and parameters up to so many bytes are looked at; longer ones are passed on as they come."""
 _ROLE: Final = (
-    "SELECT rolreplication OR rolsuper, pg_catalog.current_setting('wal_sender_timeout') || '|' ||"
-    " (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'),"
-    " pg_catalog.current_database(), oid,"
+    "SELECT rolreplication OR rolsuper, pg_catalog.current_database(), oid,"
     " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
     " FROM pg_catalog.pg_roles WHERE rolname = session_user"
 )
@@ -82,8 +80,6 @@ class Session:
         """The settings of the startup message, as `options` of libpq."""
         self.client_encoding = ""
         """As the upstream server reports it."""
-        self.timeout = 60.0
-        """wal_sender_timeout in seconds; 0: none."""
         self.exported = False
         self.exchange: Exchange
         self.stream: Stream | None = None
@@ -125,6 +121,10 @@ class Session:
                 raise
             # The upstream server has ended the session, and has said why.
             self._client.task.uncancel()
+            if self.exchange.last_words:
+                self.send(self.exchange.last_words)
+                with suppress(ConnectionError):
+                    await self.writer.drain()
         finally:
             self.service.keys.forget(self._key)
             if pump is not None:
@@ -151,6 +151,12 @@ class Session:
             self._cancelled = True
             self._client.task.cancel()
 
+    def drop_temporary(self) -> None:
+        """Drop the session's temporary slots: an error ends them (postgres.c: PostgresMain, ReplicationSlotCleanup)."""
+        for slot in self.service.slots:
+            if slot.temporary and slot.owner is self:
+                self.service.slots.drop(slot)
+
     def _leave(self) -> None:
         for slot in self.service.slots:
             if slot.owner is self:
@@ -162,19 +168,19 @@ class Session:
     async def _begin(self) -> bool:
         """Let the client authenticate; return whether a session has begun.  Raises Closed, PubsubError."""
         parameters = dict(self._client.parameters)
-        replication = parameters.pop("replication", "false").lower()
+        replication = parameters.pop("replication", "false")
         self.settings = _as_options(parameters)
         if replication == "database":
             self.replication = True
-        elif replication in _TRUE:
+        elif replication.lower() in TRUE:
             # Physical replication and base backups are the upstream server's own.
             self.physical = True
             parameters["replication"] = "true"
-        elif replication not in _FALSE:
+        elif replication.lower() not in FALSE:
             raise PubsubError(
                 f'invalid value for parameter "replication": "{replication}"',
                 sqlstate="22023",
-                hint="Valid values are: false, 0, true, 1, database.",
+                hint='Valid values are: "false", 0, "true", 1, "database".',
             )
         proven: scram.Proven | None = None
         if self.service.options.auth_file is not None:
@@ -182,7 +188,7 @@ class Session:
             _, proven = await authentication.by_password(self._client, self.service.options.auth_file)
             parameters = {name: value for name, value in parameters.items() if not name.startswith("_pq_.")}
         upstream, self._up = await self.service.upstream.connect()
-        self.exchange = Exchange(upstream, self._up, self.writer, self._reported)
+        self.exchange = Exchange(upstream, self._up, self.writer, self._reported, self.drop_temporary)
         self._up.write(m.startup(self._client.version, parameters))
         return await self._authenticate(upstream, proven)
 
@@ -225,7 +231,7 @@ class Session:
 
     async def _check_role(self) -> None:
         """Take note of what a walsender's session needs.  Raises InsufficientPrivilege (walsender.c: InitWalSender)."""
-        ((may, timeout, database, oid, database_oid),) = await self.query(_ROLE)
+        ((may, database, oid, database_oid),) = await self.query(_ROLE)
         if may != "t":
             raise InsufficientPrivilege(
                 "permission denied to start WAL sender",
@@ -241,7 +247,6 @@ class Session:
         self.database = database or self.database
         self.user_oid = int(oid or 0) or None
         self.database_oid = int(database_oid or 0)
-        self.timeout = int((timeout or "").rpartition("|")[2] or 60_000) / 1000
 
     # The client's messages
 
@@ -277,14 +282,15 @@ class Session:
 
     async def _refuse(self, kind: bytes, error: PubsubError) -> None:
         """Send an error of ours, and let the upstream server's transaction fail, too."""
-        if kind != b"Q" and not self.replication:
+        self.drop_temporary()
+        if kind in b"PBDEC":
             # The server answers the Sync (postgres.c: ignore_till_sync).
             await self.exchange.fail()
-            self.send(m.error(error))
+            self.send(_error(error))
             self._skipping = True
             return
         await self.exchange.idle()
-        self.send(m.error(error))
+        self.send(_error(error))
         await self.exchange.fail()
         self.send(m.ready(self.status))
 
@@ -293,8 +299,11 @@ class Session:
             await self.exchange.pass_on(kind, body)
         elif kind == b"Q":
             await self._query(body)
-        elif self.replication and kind in b"PBDECHS":
+        elif self.replication and kind in b"PBDEC":
+            # The words of forbidden_in_wal_sender.
             raise ProtocolViolation("extended query protocol not supported in a replication connection")
+        elif self.replication and kind == b"F":
+            raise ProtocolViolation("fastpath function calls not supported in a replication connection")
         elif kind in b"PBDC":
             await slot_statements.take(self, kind, body)
         else:
@@ -307,8 +316,9 @@ class Session:
             await self.exchange.idle()
             await self.query("ROLLBACK")
             self.exported = False
-        if self.replication:
-            command = gram.parse_command(self._in_unicode(text))
+        if self.replication and self._is_readable(text, body):
+            version = self.service.feed.server.version
+            command = gram.parse_command(self._in_unicode(text), version=version, notice=self._notice)
             if command is not None:
                 await self.exchange.idle()
                 with self.working():
@@ -326,6 +336,15 @@ class Session:
             yield
         finally:
             self._works = False
+
+    def _notice(self, notice: PubsubError) -> None:
+        self.send(m.error(notice, "NOTICE"))
+
+    def _is_readable(self, text: str, body: bytes) -> bool:
+        """Return whether a query is one text in the client's encoding; of another one the server says what is wrong."""
+        if body.find(b"\0") != len(body) - 1:
+            return False
+        return self.client_encoding != "UTF8" or text.isascii() or not _UNDECODED.search(text)
 
     def _in_unicode(self, text: str) -> str:
         """Return a message's text, which was read as UTF-8, as the client's encoding has it."""
@@ -359,6 +378,10 @@ class Session:
         name, value, _ = body.split(b"\0")
         if name == b"client_encoding":
             self.client_encoding = value.decode("ascii", "replace")
+
+
+def _error(error: PubsubError) -> bytes:
+    return m.message(b"E", error.body) if isinstance(error, RefusedError) else m.error(error)
 
 
 def _logged_in(login: scram.Login, code: int, body: bytes) -> bytes:

@@ -38,10 +38,12 @@ async def changes(session: Session, function: str, arguments: Sequence[Any]) -> 
         raise PubsubError("slot name must not be null", sqlstate="22004")
     if options is None:
         raise PubsubError("options array must not be null", sqlstate="22004")
+    if any(isinstance(one, list) for one in options):
+        raise FeatureNotSupported("array must be one-dimensional")
+    if any(one is None for one in options):
+        raise FeatureNotSupported("array must not contain nulls")
     if len(options) % 2:
         raise FeatureNotSupported("array must have even number of elements")
-    if any(one is None for one in options):
-        raise PubsubError("array must not contain nulls", sqlstate="22004")
     store = session.service.slots
     slot = store.acquire(cut_name(name), session, session.pid, session.end)
     try:
@@ -54,6 +56,8 @@ async def changes(session: Session, function: str, arguments: Sequence[Any]) -> 
                 f'logical decoding output plugin "{slot.plugin}" produces binary output, but function '
                 f'"{function}(name,pg_lsn,integer,text[])" expects textual data'
             )
+        if upto_changes is not None and upto_changes < 0:
+            return []  # the server stops behind the first record
         rows, reached, restart = await _decoded(session, slot, parsed, upto_lsn, upto_changes, binary=binary)
         if "_get_" in function and reached > slot.confirmed_flush_lsn:
             await _move(store, slot, reached, max(slot.restart_lsn, restart))

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
@@ -93,11 +94,49 @@ _NO_ALIAS: Final = {
 }
 
 
+_OF_FUNCTION: Final = (
+    *((name, 0) for name in ("slot_name", "plugin", "slot_type", "datoid", "temporary", "active", "active_pid")),
+    *((name, 0) for name in ("xmin", "catalog_xmin", "restart_lsn", "confirmed_flush_lsn", "wal_status")),
+    *(("safe_wal_size", 0), ("two_phase", 0), ("two_phase_at", 180000), ("inactive_since", 170000)),
+    *(("conflicting", 160000), ("invalidation_reason", 170000), ("failover", 170000), ("synced", 170000)),
+)
+"""The columns of pg_get_replication_slots, each with the server's release that has it."""
+
+
+class _Kind(Enum):
+    """What is done with a statement: it is carried out, or kept for later; of any other one the text is left as it is."""
+
+    EXECUTED = "executed"
+    PREPARED = "prepared"
+    OTHER = "other"
+
+
+_EXECUTED: Final = {
+    *("select", "with", "table", "values", "insert", "update", "delete", "merge", "copy", "declare", "("),
+}
+
+
+def _kind(tokens: Sequence[Token]) -> _Kind:
+    """Return what becomes of a statement.
+
+    EXPLAIN executes nothing without ANALYZE, and what is kept in a view or a function would show the slots of its making.
+    """
+    words = [token.value for token in tokens[:12]]
+    first = words[0] if words else ""
+    if first == "prepare":
+        return _Kind.PREPARED
+    if first == "explain":
+        return _Kind.EXECUTED if "analyze" in words or "analyse" in words else _Kind.OTHER
+    if first == "create":
+        return _Kind.EXECUTED if "table" in words[1:4] else _Kind.OTHER
+    return _Kind.EXECUTED if first in _EXECUTED else _Kind.OTHER
+
+
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view's place in the statement; TABLE before it belongs to it."""
+    """A view's place in the statement; TABLE and ONLY before it belong to it.  `name`: None: what is to be left out."""
 
-    name: str
+    name: str | None
     start: int
     end: int
     is_table_command: bool
@@ -112,6 +151,7 @@ class Call:
     `field`: what is taken of the result, as in (f()).lsn and (f()).*, which belong to the place; None: the whole.
     `is_column`: it is a column by itself, which has its name or the field's.
     `by_row`: for each argument, whether it names columns, so that it may differ from row to row.
+    `ordinality`: it is a relation whose rows are numbered.
     """
 
     name: str
@@ -123,6 +163,7 @@ class Call:
     field: str | None = None
     is_column: bool = False
     by_row: tuple[bool, ...] = ()
+    ordinality: bool = False
 
     @property
     def signature(self) -> Signature:
@@ -166,6 +207,12 @@ def mentions(text: str) -> bool:
     return _MENTIONS.search(text) is not None
 
 
+def is_utility(text: str) -> bool:
+    """Return whether a statement takes no parameters, although it has a query in it."""
+    first = next((token.value for token in tokenize(text)), "")
+    return first in {"copy", "declare", "create", "explain", "prepare"}
+
+
 def statements(text: str) -> list[tuple[int, int]]:
     """Return where each statement of the text begins and ends, its semicolon included; all as one if it is no SQL."""
     try:
@@ -189,6 +236,9 @@ def find(text: str) -> tuple[list[View], list[Call]]:
         tokens = tokenize(text)
     except SqlSyntaxError:
         return [], []
+    kind = _kind(tokens)
+    if kind is _Kind.OTHER:
+        return [], []
     tree = _parsed(text)
     views: list[View] = []
     calls: list[Call] = []
@@ -203,12 +253,23 @@ def find(text: str) -> tuple[list[View], list[Call]]:
         if token.value in FUNCTIONS and following == "(":
             end = _closing(tokens, number + 1)
             if end is not None and (tree is None or token.start in tree.calls):
+                if kind is _Kind.PREPARED:
+                    raise FeatureNotSupported(f"{token.value} is not supported in PREPARE here")
+                if [one.value for one in tokens[max(first - 3, 0) : first]] == ["rows", "from", "("]:
+                    raise FeatureNotSupported(f"{token.value} is not supported in ROWS FROM here")
                 calls.append(_call(text, tokens, first, number, end, before, tree))
         elif token.value == "pg_get_replication_slots" and following == "(" and number + 2 < len(tokens):
             alias = _has_alias(tokens, number + 3)
-            views.append(View("pg_replication_slots", tokens[first].start, tokens[number + 2].end, False, alias))
+            views.append(View(token.value, tokens[first].start, tokens[number + 2].end, False, alias))
+        elif token.value in VIEWS and following == "." and first < number:
+            # pg_catalog belongs to the view's name, which is an alias then.
+            views.append(View(None, tokens[first].start, token.start, False, True))
         elif token.value in VIEWS and following not in {".", "("}:
             command = before == "table"
+            if before in {"into", "update"} or (before == "from" and tokens[first - 2].value == "delete"):
+                continue
+            if before == "only":
+                first -= 1
             if command or (before in _BEFORE_RELATION if tree is None else token.start in tree.relations):
                 start = tokens[first - 1 if command else first].start
                 views.append(View(token.value, start, token.end, command, _has_alias(tokens, number + 1)))
@@ -280,8 +341,12 @@ def _call(
     by_row = tuple(bool(rows) and one is not None and _may_name_columns(one) for one in arguments)
     for one, differs in zip(arguments, by_row, strict=True):
         _check_argument(name, one or "", differs=differs)
+    ordinality = is_relation and [token.value for token in tokens[end + 1 : end + 3]] == ["with", "ordinality"]
+    end += 2 * ordinality
     alias = _has_alias(tokens, end + 1)
-    return Call(name, tokens[first].start, tokens[end].end, arguments, alias, rows, selected, is_column, by_row)
+    return Call(
+        name, tokens[first].start, tokens[end].end, arguments, alias, rows, selected, is_column, by_row, ordinality
+    )
 
 
 def _is_column(node: Any) -> bool:
@@ -439,19 +504,29 @@ def literal(value: object) -> str:
     return f"{quote_literal(json.dumps(value))}::pg_catalog.jsonb"
 
 
-def view_edit(view: View, rows: str) -> tuple[int, int, str]:
+def view_edit(view: View, rows: str, version: int = 180000) -> tuple[int, int, str]:
     """Return what puts rows, an expression of a JSON array of objects, in the view's place.
 
-    Columns that the server's view lacks are left out there.
+    Columns that the server's view lacks are left out there.  `version`: the server's.
     """
-    if view.name == "pg_replication_slots":
+    if view.name is None:
+        return view.start, view.end, ""
+    relation, columns = view.name, "*"
+    if relation == "pg_get_replication_slots":
+        # The view has the database's name as well.
+        relation = "pg_replication_slots"
+        columns = ", ".join(name for name, since in _OF_FUNCTION if since <= version)
+    if relation == "pg_replication_slots":
         rows = (
-            "(SELECT pg_catalog.jsonb_agg(x.value || pg_catalog.jsonb_build_object('datoid', d.oid))"
-            f" FROM pg_catalog.jsonb_array_elements({rows}) x"
-            " LEFT JOIN pg_catalog.pg_database d ON d.datname = x.value ->> 'database')"
+            "(SELECT pg_catalog.jsonb_agg(x.value || CASE WHEN d.oid IS NULL THEN '{}'::pg_catalog.jsonb"
+            " ELSE pg_catalog.jsonb_build_object('datoid', d.oid, 'database', d.datname) END)"
+            f" FROM pg_catalog.jsonb_array_elements({rows}) x LEFT JOIN pg_catalog.pg_database d"
+            # Of a database that was renamed the number is known, and of a slot that was never used the name only.
+            " ON CASE WHEN x.value -> 'datoid' = 'null' THEN d.datname = x.value ->> 'database'"
+            " ELSE d.oid = (x.value ->> 'datoid')::pg_catalog.oid END)"
         )
-    source = f"pg_catalog.jsonb_populate_recordset(NULL::pg_catalog.{view.name}, {rows})"
-    new = f"(SELECT * FROM {source} AS _)" + ("" if view.has_alias else f" AS {view.name}")
+    source = f"pg_catalog.jsonb_populate_recordset(NULL::pg_catalog.{relation}, {rows})"
+    new = f"(SELECT {columns} FROM {source} AS _)" + ("" if view.has_alias else f" AS {view.name}")
     return view.start, view.end, f"SELECT * FROM {new}" if view.is_table_command else new
 
 
@@ -461,14 +536,18 @@ def call_edit(call: Call, results: str) -> tuple[int, int, str]:
     `results`: an expression of a JSON array with an object for each row: the result's columns, and `k`, see Call.of_row.
     """
     columns = call.signature.columns
+    if not columns and call.is_relation:
+        return call.start, call.end, "pg_catalog.lower('')" + _alias(call)
     if not columns:
-        new = "pg_catalog.lower('')" if call.is_relation else "''::pg_catalog.void"
-        return call.start, call.end, new + _alias(call)
+        # NULL where an argument is, since the functions are strict: there is no result then.
+        source = f"pg_catalog.jsonb_to_recordset({results}) AS _(k pg_catalog.jsonb) WHERE {call.of_row()}"
+        return call.start, call.end, f"(SELECT ''::pg_catalog.void FROM {source} LIMIT 1)" + _alias(call)
     typed = ", ".join(f"{name} pg_catalog.{kind}" for name, kind in columns)
     names = ", ".join(name for name, _ in columns)
     source = f"pg_catalog.jsonb_to_recordset({results}) AS _(k pg_catalog.jsonb, {typed}) WHERE {call.of_row()}"
     if call.is_relation:
-        return call.start, call.end, f"(SELECT {names} FROM {source})" + _alias(call)
+        numbered = ", pg_catalog.row_number() OVER () AS ordinality" if call.ordinality else ""
+        return call.start, call.end, f"(SELECT {names}{numbered} FROM {source})" + _alias(call)
     wanted = names.split(", ") if call.field == "*" else [call.field] if call.field else [None]
     parts = []
     for one in wanted:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pubsub.errors import InsufficientPrivilege, NotInPrerequisiteState, ProtocolViolation, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import Statistics
+from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.lexer import Kind, Token, tokenize
 from walsender.repl_gram import cut_name
 from walsender.server import commands, slot_changes, slot_sql
@@ -25,11 +26,17 @@ if TYPE_CHECKING:
     from walsender.server.service import Service
     from walsender.server.session import Session
 
-_MAY: Final = "SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
+_MAY: Final = (
+    "SELECT rolreplication OR rolsuper,"
+    " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+    " FROM pg_catalog.pg_roles WHERE rolname = current_user"
+)
 _MAY_RESET: Final = (
     "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_stat_reset_replication_slot(text)', 'EXECUTE')"
 )
 _JSONB: Final = 3802
+_NO_TYPES: Final = bytes(2)
+_NO_VALUES: Final = bytes(4)
 _OIDS: Final = {"name": 19, "pg_lsn": 3220, "int4": 23, "bool": 16, "text": 25, "text[]": 1009}
 
 
@@ -44,26 +51,46 @@ async def carry_out(session: Session, text: str) -> bool:
     if not slot_sql.mentions(text):
         return False
     pieces = [text[start:end] for start, end in slot_sql.statements(text)]
-    found = [slot_sql.find(piece) for piece in pieces]
+    try:
+        found = [slot_sql.find(piece) for piece in pieces]
+    except PubsubError:
+        if len(pieces) == 1:
+            await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
+        raise
     if not any(views or calls for views, calls in found):
         return False
     await session.exchange.idle()
     with session.working():
+        if len(pieces) == 1:
+            # So that the server says what is wrong, of the client's own text; later ones may need what earlier ones make.
+            await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
         parts: list[str] = []
         for piece, (views, calls) in zip(pieces, found, strict=True):
-            edits = [slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name))) for view in views]
+            edits = [
+                slot_sql.view_edit(
+                    view, slot_sql.literal(_rows(session, view.name)), session.service.feed.server.version
+                )
+                for view in views
+            ]
             for call in calls:
                 asked = await session.query(_with_views(session, call.arguments_query()))
                 results = await _call(session, call, [json.loads(row[0] or "null") for row in asked])
                 edits.append(slot_sql.call_edit(call, slot_sql.literal(results)))
             parts.append(slot_sql.edited(piece, edits))
-    await session.forward(b"Q", "".join(parts).encode("utf-8", "surrogateescape") + b"\0")
+    await session.forward(b"Q", _encoded("".join(parts)) + b"\0")
     return True
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _with_views(session: Session, text: str) -> str:
     views, _ = slot_sql.find(text)
-    edits = [slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name))) for view in views]
+    edits = [
+        slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name)), session.service.feed.server.version)
+        for view in views
+    ]
     return slot_sql.edited(text, edits)
 
 
@@ -94,7 +121,7 @@ async def take(session: Session, kind: bytes, body: bytes) -> None:
     known = session.statements.known
     hidden = 0
     if kind == b"P":
-        body = _parse(known, body)
+        body = await _parse(session, known, body)
     elif kind == b"B":
         statement = known.get(body.split(b"\0", 2)[1]) if body.count(b"\0") >= 2 else None
         if statement is not None:
@@ -108,7 +135,7 @@ async def take(session: Session, kind: bytes, body: bytes) -> None:
     await session.exchange.pass_on(kind, body, hidden=hidden)
 
 
-def _parse(known: dict[bytes, _Statement], body: bytes) -> bytes:
+async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) -> bytes:
     """Note a statement about slots, and return a Parse that takes what we know about slots as one more parameter."""
     name, _, rest = body.partition(b"\0")
     encoded, _, types = rest.partition(b"\0")
@@ -119,6 +146,15 @@ def _parse(known: dict[bytes, _Statement], body: bytes) -> bytes:
     views, calls = slot_sql.find(text)
     if not views and not calls:
         return body
+    await session.exchange.analyze(encoded, types, in_batch=True)
+    if slot_sql.is_utility(text):
+        # It can be given no parameter, so it has what is known now.
+        edits = [_literal_edit(session, view) for view in views]
+        for call in calls:
+            query = _with_views(session, call.arguments_query())
+            asked = await session.exchange.ask_bound(query, [], _NO_VALUES)
+            edits.append(slot_sql.call_edit(call, slot_sql.literal(await _call_in_batch(session, call, asked))))
+        return name + b"\0" + _encoded(slot_sql.edited(text, edits)) + b"\0" + types
     given = [int.from_bytes(types[at : at + 4], "big") for at in range(2, len(types) - 3, 4)]
     used = max(_parameters(text), default=0)
     oids = given + [0] * (used - len(given))
@@ -130,7 +166,10 @@ def _parse(known: dict[bytes, _Statement], body: bytes) -> bytes:
                 oids[int(number) - 1] = _OIDS[kind]
     known[name] = _Statement(views, calls, oids)
     ours = f"${len(oids) + 1}"
-    edits = [slot_sql.view_edit(view, f"({ours} -> 'v{number}')") for number, view in enumerate(views)]
+    edits = [
+        slot_sql.view_edit(view, f"({ours} -> 'v{number}')", session.service.feed.server.version)
+        for number, view in enumerate(views)
+    ]
     edits += [slot_sql.call_edit(call, f"({ours} -> 'c{number}')") for number, call in enumerate(calls)]
     described = b"".join(oid.to_bytes(4, "big") for oid in [*oids, _JSONB])
     new = slot_sql.edited(text, edits).encode("utf-8", "surrogateescape")
@@ -157,11 +196,7 @@ async def _bind(session: Session, statement: _Statement, body: bytes) -> bytes:
         text = _renumbered(text, {one: at for at, one in enumerate(used, 1)})
         bound = _write_bind([formats[one - 1] for one in used], [values[one - 1] for one in used])
         asked = await session.exchange.ask_bound(text, [statement.types[one - 1] for one in used], bound)
-        session.in_batch = True
-        try:
-            known[f"c{number}"] = await _call(session, call, [json.loads(row[0] or "null") for row in asked])
-        finally:
-            session.in_batch = False
+        known[f"c{number}"] = await _call_in_batch(session, call, asked)
     new = json.dumps(known).encode()
     return portal + b"\0" + name + b"\0" + _write_bind([*formats, 0], [*values, new]) + after
 
@@ -215,6 +250,19 @@ def _renumbered(text: str, numbers: dict[int, int]) -> str:
     return slot_sql.edited(text, edits)
 
 
+async def _call_in_batch(session: Session, call: Call, asked: Sequence[Sequence[str | None]]) -> list[dict[str, Any]]:
+    session.in_batch = True
+    try:
+        return await _call(session, call, [json.loads(row[0] or "null") for row in asked])
+    finally:
+        session.in_batch = False
+
+
+def _literal_edit(session: Session, view: View) -> tuple[int, int, str]:
+    version = session.service.feed.server.version
+    return slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name)), version)
+
+
 # Functions
 
 
@@ -224,11 +272,14 @@ async def _call(session: Session, call: Call, asked: Sequence[Any]) -> list[dict
     `asked`: the arguments of each row.
     """
     of_statistics = call.name.startswith("pg_stat_")
-    if not of_statistics and await session.query(_MAY) != [["t"]]:
-        raise InsufficientPrivilege(
-            "permission denied to use replication slots",
-            detail="Only roles with the REPLICATION attribute may use replication slots.",
-        )
+    if not of_statistics:
+        ((may, database_oid),) = await session.query(_MAY)
+        if may != "t":
+            raise InsufficientPrivilege(
+                "permission denied to use replication slots",
+                detail="Only roles with the REPLICATION attribute may use replication slots.",
+            )
+        session.database_oid = int(database_oid or 0)
     results: list[dict[str, Any]] = []
     for arguments in asked:
         if call.name in slot_changes.FUNCTIONS:
@@ -247,7 +298,11 @@ async def _call(session: Session, call: Call, asked: Sequence[Any]) -> list[dict
 async def _carry_out(session: Session, name: str, given: Sequence[Any]) -> tuple[str, str]:
     slot_name = cut_name(given[0])
     if name == "pg_drop_replication_slot":
-        await commands.drop(session, slot_name, wait=False)
+        if session.service.slots.find(slot_name) is None:
+            # A physical one is the upstream server's, which says so if there is none.
+            await session.query(f"SELECT pg_catalog.pg_drop_replication_slot({quote_literal(slot_name)})")
+        else:
+            await commands.drop(session, slot_name, wait=False)
         return slot_name, ""
     if name == "pg_create_logical_replication_slot":
         slot = await commands.create(
@@ -337,8 +392,10 @@ async def _advance(session: Session, name: str, text: str) -> Lsn:
         store.free(slot)
 
 
-def _rows(session: Session, view: str) -> list[dict[str, Any]]:
-    if view == "pg_replication_slots":
+def _rows(session: Session, view: str | None) -> list[dict[str, Any]]:
+    if view is None:
+        return []
+    if view in {"pg_replication_slots", "pg_get_replication_slots"}:
         return [slot_row(session.service, slot) for slot in session.service.slots if _is_visible(session, slot)]
     if view == "pg_stat_replication":
         return [_stream_row(one, one.stream.row()) for one in session.service.sessions if one.stream is not None]
@@ -372,7 +429,7 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
         "slot_name": slot.name,
         "plugin": slot.plugin,
         "slot_type": "logical",
-        "datoid": None,
+        "datoid": slot.database_oid or None,
         "database": slot.database,
         "temporary": slot.temporary,
         "active": slot.active_pid is not None,

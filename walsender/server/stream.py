@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from walsender.server.session import Session
 
 _LOADED: Final = "SELECT pg_catalog.pg_conf_load_time()"
-_IDLE: Final = "SELECT pg_catalog.current_setting('idle_session_timeout')"
+_SESSION: Final = (
+    "SELECT pg_catalog.current_setting('idle_session_timeout'), setting"
+    " FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
+)
 _SET_IDLE: Final = "SELECT pg_catalog.set_config('idle_session_timeout', $1, false)"
 # What holds a transaction's lock is running, or is just ending; an xid without one is not that far.
 _RUNNING: Final = (
@@ -120,7 +123,7 @@ class Stream:
         feed = session.service.feed
         asking = _Asking(session)
         # The session's backend has nothing to do while a walsender's would be busy, also until the decoding begins.
-        ((idle,),) = await asking.query(_IDLE)
+        ((idle, timeout),) = await asking.query(_SESSION)
         await asking.query(_SET_IDLE, ["0"])
         await feed.wait_for(min(self._start, feed.received))
         decoder = await session.service.decoders.of(slot)
@@ -138,7 +141,7 @@ class Stream:
             "two_phase_at": slot.two_phase_at or None,
             "client_encoding": session.client_encoding,
             "texts": texts,
-            "timeout": session.timeout,
+            "timeout": int(str(timeout)) / 1000,
             "failover": slot.failover,
             "received": client.received,
         }

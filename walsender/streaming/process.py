@@ -97,6 +97,8 @@ class DecodingProcess:
         self._task: Task
         self._begun = asyncio.Event()
         self._tip = 0
+        self._failure: PubsubError | None = None
+        """What the process ends because of; streams that are still asked for get it."""
         self._limit = 0
         """Where the WAL ends for failover slots; UNLIMITED: where it ends for all."""
         self._needed = 0
@@ -176,6 +178,8 @@ class DecodingProcess:
                 stream.subscriber.primary_status(lsn, oldest, following)
         elif kind == requests.NEEDED:
             (self._needed,) = NUMBER.unpack(contents)
+        elif kind == requests.BYE:
+            self._gone.set()
 
     def _set_limit(self, limit: int) -> None:
         before, self._limit = self._limit, limit
@@ -206,6 +210,10 @@ class DecodingProcess:
             on_status_request=self._ask_status,
         )
         stream = self._streams[request.number] = _Stream(request, subscriber)
+        if self._failure is not None:
+            subscriber.end(STOPPED, self._failure)
+            self._sweep()
+            return
         self._starting.append((stream, request.start))
         self._wanted.set()
 
@@ -228,8 +236,9 @@ class DecodingProcess:
                     self._base = self._new_pass(state)
                 except (PubsubError, OSError) as error:
                     # The server starts another process, and knows from where.
-                    self._end_all(_reported(error))
-                    raise
+                    self._fail(_reported(error))
+                    await self._gone.wait()
+                    return
                 self._base.decoder.on_list = self._take_catalogs
                 if state.position == self._task.redo:
                     self._take_catalogs(state.position)
@@ -273,7 +282,11 @@ class DecodingProcess:
             return
         made.add([stream.wish(start) for stream, start in behind])
 
-    def _end_all(self, error: PubsubError) -> None:
+    def _fail(self, error: PubsubError) -> None:
+        """End all streams, and those that the server asks for until it knows; the process ends when it does."""
+        self._failure = error
+        print(error.report(), file=sys.stderr, flush=True)
+        self._channel.send(requests.FAILURE, json.dumps(requests.error_fields(error)).encode())
         for stream in self._streams.values():
             stream.subscriber.end(STOPPED, error)
         self._sweep()
@@ -381,9 +394,7 @@ class DecodingProcess:
         if isinstance(error, CatalogDiverged):
             # What was saved is from the same source: the server starts another process, which reads the catalogs anew.
             self._states.keep_before(0)
-            self._end_all(error)
-            print(error.report(), file=sys.stderr, flush=True)
-            self._gone.set()
+            self._fail(error)
             return
         if one is self._base:
             print(error.report(), file=sys.stderr, flush=True)

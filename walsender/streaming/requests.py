@@ -8,11 +8,13 @@ To the process      C  Task            once, first
                     L  LSN (8)         streams of failover slots are sent no WAL from after it; UNLIMITED: they are
                     X  [number, texts] a stream's values are written with other settings from now on
                     U  status (4 × 8)  the answer to a Q: number, LSN, oldest and next transaction
+                    B                  the answer to F: nothing comes any more
 From the process    P  [[number, sent, written, flushed, applied, replied_at, confirmed, restart, counted], …]
                                         `counted`: the stream's statistics, in the order of Statistics
                     D  StreamEnd       the stream has ended, and its socket is the server's again
                     W  Warning         a plugin's warning for a stream
                     Q  number (8)      a stream's client asks for the primary's status
+                    F  error           the process ends because of this, when it has had the answer
 
 All contents but numbers are JSON.
 """
@@ -36,11 +38,13 @@ END: Final = b"E"
 NEEDED: Final = b"N"
 LIMIT: Final = b"L"
 TEXTS: Final = b"X"
+BYE: Final = b"B"
 POSITIONS: Final = b"P"
 DONE: Final = b"D"
 WARNING: Final = b"W"
 STATUS_REQUEST: Final = b"Q"
 PRIMARY_STATUS: Final = b"U"
+FAILURE: Final = b"F"
 
 NUMBER: Final = Struct(">Q")
 STATUS: Final = Struct(">QQQQ")
