@@ -1,6 +1,7 @@
 """The views that SELECT sees: PostgreSQL's columns first, then further ones.
 
-The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
+The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.  What 19 adds
+stands after them, under its name there.
 Their rows come from one state of the catalog; pubsub.node.select runs SQL on them.
 """
 
@@ -12,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from catalog.records import State, Subscription, SubscriptionRel
+from catalog.records import State, Subscription, SubscriptionRel, SubscriptionSequence
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
@@ -85,6 +86,23 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None,
         )  # fmt: skip
 
+    for sequence in state.sequences:
+        yield (
+            sequence.subid, sequence.relid, sequence.state.value,
+            _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
+            sequence.path, None, None, None, False, None, None,
+        )  # fmt: skip
+
+
+def _sequences(state: State) -> Iterator[Row]:
+    """Yield the sequences as they were last synchronized."""
+    names = {sub.oid: sub.name for sub in state.subscriptions}
+    for one in state.sequences:
+        yield (
+            one.subid, names[one.subid], one.relid, one.schema, one.name, one.state.value, one.last_value,
+            one.is_called, _lsn(one.lsn),
+        )  # fmt: skip
+
 
 def _stat_subscription(state: State) -> Iterator[Row]:
     """Yield a row for each worker, and one for each subscription without workers, as PostgreSQL's outer join does."""
@@ -116,6 +134,7 @@ def _stat_subscription_stats(state: State) -> Iterator[Row]:
             s.transactions, s.batches, s.commits, s.rows_inserted, s.rows_updated, s.rows_deleted, s.truncates,
             s.bytes_received, s.spill_txns, s.spill_count, s.spill_bytes, s.stream_txns, s.stream_count, s.stream_bytes,
             s.error, s.error_detail, s.error_hint, s.error_sqlstate, s.error_time,
+            s.sync_error_count, s.sync_seq_error_count,
         )  # fmt: skip
 
 
@@ -169,6 +188,10 @@ def _by_table(state: State) -> dict[tuple[int, int], SubscriptionRel]:
 
 def _name(relation: SubscriptionRel) -> str:
     return quote_qualified(relation.schema, relation.name)
+
+
+def _sequence_name(sequence: SubscriptionSequence) -> str:
+    return quote_qualified(sequence.schema, sequence.name)
 
 
 VIEWS: Final = {
@@ -247,7 +270,8 @@ VIEWS: Final = {
                 BIGINT transactions batches commits rows_inserted rows_updated rows_deleted truncates bytes_received
                 BIGINT spill_txns spill_count spill_bytes stream_txns stream_count stream_bytes
                 TEXT error error_detail error_hint error_sqlstate
-                TIME error_time"""
+                TIME error_time
+                BIGINT sync_table_error_count sync_seq_error_count"""
             ),
             _stat_subscription_stats,
         ),
@@ -284,6 +308,19 @@ VIEWS: Final = {
                 TEXT owner database"""
             ),
             _prepared_xacts,
+        ),
+        View(
+            "pubsub_sequences",
+            _columns(
+                """OID subid
+                TEXT subname
+                OID relid
+                TEXT schema_name sequence_name state
+                BIGINT last_value
+                BOOL is_called
+                LSN page_lsn"""
+            ),
+            _sequences,
         ),
         View(
             "pubsub_verification",

@@ -1,4 +1,4 @@
-"""The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, plus RESYNC TABLE.
+"""The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, 19's REFRESH SEQUENCES, and RESYNC TABLE.
 
 A recursive descent over the tokens of one statement.  As in PostgreSQL, an error gives the token that no rule accepts,
 and its position: `syntax error at or near "PUBLICATON"`, `syntax error at end of input`.
@@ -28,6 +28,7 @@ from pubsub.sql.statements import (
     Enable,
     Owner,
     RefreshPublication,
+    RefreshSequences,
     Rename,
     ResyncTable,
     SetOptions,
@@ -152,7 +153,8 @@ class Grammar:
 
                 return drop
             case "refresh":
-                self._word("publication")
+                if self._one_of("publication", "sequences") == "sequences":
+                    return RefreshSequences
                 given = self._with()
                 return lambda: RefreshPublication(resolve(given, o.REFRESH_OPTIONS, self._text).copy_data)
             case "connection":
