@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pubsub.errors import PubsubError
+from pubsub.publisher.check import check
 from pubsub.testing.fixtures import Database, Servers
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, read, wait_until
@@ -193,6 +194,18 @@ def test_what_a_command_asks_for_meanwhile_is_not_lost(replica: Replica, fault: 
     fault.release("sequences committed")
     wait_until(lambda: sequences(replica)["s"] == ("r", 77, True), "the second synchronization")
     assert in_delta(path(replica)) == [("public", "s", 77, True)]
+
+
+async def test_check_names_sequences_that_cannot_be_read(replica: Replica) -> None:
+    replica.execute("CREATE SEQUENCE seen", "CREATE SEQUENCE hidden", "CREATE PUBLICATION p FOR ALL SEQUENCES")
+    assert [one.message for one in await check(replica.conninfo, ["p"])][-1] == "2 sequences"
+    replica.execute("CREATE ROLE reader REPLICATION LOGIN", "GRANT SELECT ON SEQUENCE seen TO reader")
+    try:
+        (found,) = [one for one in await check(f"{replica.conninfo} user=reader", ["p"]) if one.severity == "error"]
+        assert found.message == "permission denied for sequence hidden"
+        assert found.change == ("GRANT SELECT ON SEQUENCE public.hidden TO reader;",)
+    finally:
+        replica.execute("DROP OWNED BY reader", "DROP ROLE reader")
 
 
 def test_commands_are_refused_as_in_postgresql(replica: Replica) -> None:
