@@ -18,6 +18,7 @@ from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import quote_qualified
+from pubsub.sql.options import RECEIVER_TIMEOUT
 
 Value = str | int | float | bool | datetime | tuple[str, ...] | None
 Row = tuple[Value, ...]
@@ -75,6 +76,8 @@ def _subscription(state: State) -> Iterator[Row]:
             o.create_tables, o.types, o.on_table_error, o.schema_changes, o.dropped_columns,
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn),
+            o.retain_dead_tuples, o.max_retention_duration,
+            "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
 
 
@@ -216,7 +219,10 @@ VIEWS: Final = {
                 TEXT types on_table_error schema_changes dropped_columns
                 BIGINT batch_rows batch_bytes
                 DOUBLE batch_age
-                LSN stop_lsn"""
+                LSN stop_lsn
+                BOOL subretaindeadtuples
+                BIGINT submaxretention
+                TEXT subwalrcvtimeout"""
             ),
             _subscription,
         ),

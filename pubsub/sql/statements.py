@@ -301,4 +301,8 @@ def _with(options: list[Option]) -> str:
 
 
 def _list(options: list[Option]) -> str:
-    return "(" + ", ".join(f"{option.name} = {quote_literal(str(option.value)).lstrip()}" for option in options) + ")"
+    return "(" + ", ".join(f"{option.name} = {_value(option)}" for option in options) + ")"
+
+
+def _value(option: Option) -> str:
+    return str(option.value) if isinstance(option.value, int) else quote_literal(str(option.value)).lstrip()
