@@ -25,6 +25,7 @@ Severity = Literal["ok", "warning", "error"]
 
 OLDEST_VERSION: Final = 150000
 STANDBY_VERSION: Final = 160000  # logical decoding on a standby
+EFFECTIVE_LEVEL_VERSION: Final = 190000  # replica is enough: the first logical slot makes it logical
 
 _SLOTS_WANTED: Final = 3  # the subscription's, and max_sync_workers_per_subscription's default
 
@@ -86,6 +87,17 @@ def check_server(info: ServerInfo) -> list[Finding]:
     findings = []
     if info.wal_level == "logical":
         findings.append(Finding("ok", "wal_level is logical"))
+    elif info.version >= EFFECTIVE_LEVEL_VERSION and info.wal_level == "replica" and not info.in_recovery:
+        why = "PostgreSQL 19 writes what logical decoding needs as long as there is a logical slot."
+        findings.append(Finding("ok", "wal_level is replica", detail=why))
+    elif info.version >= EFFECTIVE_LEVEL_VERSION and info.in_recovery:
+        findings.append(
+            Finding(
+                "error",
+                'logical decoding on standby requires "effective_wal_level" >= "logical" on the primary',
+                hint="Set wal_level = logical on the primary, or make a logical slot there.",
+            )
+        )
     else:
         findings.append(
             Finding(

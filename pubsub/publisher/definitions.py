@@ -31,6 +31,7 @@ class ServerInfo:
     """libpq's number: 180004 is 18.4."""
     version_text: str
     wal_level: str
+    """From 19 on effective_wal_level: on a standby it is that of the primary, and logical slots raise it from replica."""
     max_replication_slots: int
     free_replication_slots: int
     max_wal_senders: int
@@ -265,7 +266,7 @@ async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
 
 _SERVER_INFO: Final = """
 SELECT current_setting('server_version'),
-       current_setting('wal_level'),
+       coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
        current_setting('max_replication_slots'),
        (SELECT count(*) FROM pg_replication_slots),
        current_setting('max_wal_senders'),

@@ -15,5 +15,5 @@ from pubsub.sql.options import SubscriptionOptions
 @pytest.mark.parametrize(("option", "timeout"), [(None, 20.0), (90.0, 90.0), (0.0, 0.0)])
 def test_a_subscription_s_wal_receiver_timeout_stands_before_the_setting(option: float | None, timeout: float) -> None:
     subscription = SimpleNamespace(options=SubscriptionOptions(wal_receiver_timeout=option))
-    settings = Settings(home=Path("/nonexistent"), wal_receiver_timeout=20.0)
+    settings = Settings(home=Path("/nonexistent"), wal_receiver_timeout="20s")  # type: ignore[arg-type]
     assert limits(subscription, settings).receiver_timeout == timeout  # type: ignore[arg-type]
