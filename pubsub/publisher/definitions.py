@@ -218,7 +218,7 @@ async def binary_types(connection: Connection) -> BinaryTypes:
     from pubsub.protocol.binary.single_values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 
     rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
-    return BinaryTypes(
+    listed = [
         TypeRow(
             oid=number(oid),
             name=text(name),
@@ -231,7 +231,8 @@ async def binary_types(connection: Connection) -> BinaryTypes:
             attributes=tuple(map(int, (attributes or "").split())),
         )
         for oid, name, kind, base, element, delimiter, send, subtype, attributes in rows
-    )
+    ]
+    return BinaryTypes(listed, connection.server_version)
 
 
 async def copy_progress(connection: Connection, application_name: str) -> CopyProgress:
