@@ -468,7 +468,9 @@ def limits(subscription: Subscription, settings: Settings) -> Limits:
         nbytes=options.batch_bytes,
         age=options.batch_age,
         status_interval=settings.wal_receiver_status_interval,
-        receiver_timeout=settings.wal_receiver_timeout,
+        receiver_timeout=settings.wal_receiver_timeout
+        if options.wal_receiver_timeout is None
+        else options.wal_receiver_timeout,
         memory=settings.logical_decoding_work_mem,
         message=settings.max_message_size,
     )

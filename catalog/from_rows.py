@@ -21,6 +21,7 @@ from catalog.records import (
     PublisherStatus,
     Subscription,
     SubscriptionRel,
+    SubscriptionSequence,
     SubscriptionStats,
     TableRows,
     TableStorage,
@@ -36,7 +37,7 @@ from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 Row = Mapping[Any, Any]
 
 #: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 
 #: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
 _NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
@@ -98,6 +99,12 @@ def relation(row: Row) -> SubscriptionRel:
     )
 
 
+def sequence(row: Row) -> SubscriptionSequence:
+    """Build a sequence of a subscription."""
+    values = {name: row[name] for name in SubscriptionSequence.__slots__ if name != "schema"}
+    return SubscriptionSequence(**values | {"schema": row["schema_name"], "state": RelState(row["state"])})
+
+
 def origin(row: Row) -> OriginStatus:
     """Build a replication origin."""
     return OriginStatus(row["subid"], row["relid"] or None, row["remote_lsn"], row["local_lsn"])
@@ -105,7 +112,8 @@ def origin(row: Row) -> OriginStatus:
 
 def worker(row: Row) -> WorkerStats:
     """Build a worker's figures."""
-    return WorkerStats(**dict(row) | {"relid": row["relid"] or None})
+    relid = row["relid"]
+    return WorkerStats(**dict(row) | {"relid": relid if relid > 0 else None})
 
 
 def copy(row: Row) -> CopyProgress:

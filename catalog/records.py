@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from catalog.states import RelState
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.options import SubscriptionOptions
 
-WorkerType = Literal["apply", "table synchronization", "parallel apply"]
+WorkerType = Literal["apply", "table synchronization", "sequence synchronization", "parallel apply"]
+
+#: Stands for the worker that synchronizes a subscription's sequences where others have the oid of a table.
+OF_SEQUENCES: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,57 @@ class SubscriptionRel:
 
 
 @dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence that joins a subscription.  `path`: the Delta table of the subscription's sequences; `definition`: as in
+    SubscriptionSequence."""
+
+    relid: int
+    schema: str
+    name: str
+    path: str
+    definition: str
+    state: RelState = RelState.INIT
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceValue:
+    """What a sequence was found to be on the publisher: its state there, and its definition; `lsn` is that of its page."""
+
+    last_value: int
+    is_called: bool
+    lsn: Lsn
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSequence:
+    """A sequence of a subscription, which is in state `i` or `r`; it is known by its name, as in PostgreSQL.
+
+    `definition` is the sequence's as JSON text: type, start, increment, bounds, cycle.  `last_value`, `is_called` and `lsn` are
+    those of the last synchronization, None before the first.  `asked` counts the commands that asked for one, so that what was
+    read before a command does not answer it.  `leaving`: it has left the subscription, and is to leave the Delta table.
+    """
+
+    subid: int
+    relid: int
+    schema: str
+    name: str
+    state: RelState
+    asked: int
+    leaving: bool
+    path: str
+    definition: str
+    last_value: int | None
+    is_called: bool | None
+    lsn: Lsn | None
+
+    @property
+    def qualified_name(self) -> str:
+        """schema.name, unquoted."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class OriginStatus:
     """A row of pg_replication_origin_status.
 
@@ -245,7 +299,7 @@ class WorkerFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """A running worker, as pg_stat_subscription shows it; `relid` is None for apply."""
+    """A running worker, as pg_stat_subscription shows it; `relid` is None unless it synchronizes a table."""
 
     subid: int
     relid: int | None
@@ -384,6 +438,7 @@ class Counters(TypedDict, total=False):
 
     apply_error_count: int
     sync_error_count: int
+    sync_seq_error_count: int
     confl_insert_exists: int
     confl_update_origin_differs: int
     confl_update_exists: int
@@ -414,6 +469,7 @@ class SubscriptionStats:
     subid: int
     apply_error_count: int = 0
     sync_error_count: int = 0
+    sync_seq_error_count: int = 0
     confl_insert_exists: int = 0
     confl_update_origin_differs: int = 0
     confl_update_exists: int = 0
@@ -523,3 +579,5 @@ class State:
     storage: tuple[TableStorage, ...] = ()
     pinned_snapshots: tuple[PinnedSnapshot, ...] = ()
     verifications: tuple[Verification, ...] = ()
+    sequences: tuple[SubscriptionSequence, ...] = ()
+    """Without those that have left."""

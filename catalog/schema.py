@@ -154,6 +154,24 @@ relation: Final = Table(
     UniqueConstraint("path", name="pubsub_rel_path"),
 )
 
+#: The sequences of subscriptions (catalog.records.SubscriptionSequence).
+sequence: Final = Table(
+    "pubsub_subscription_seq",
+    metadata,
+    _oid_of_subscription(),
+    _relid(),
+    Column("schema_name", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", String(1), CheckConstraint("state IN ('i', 'r')", name="pubsub_seq_state"), nullable=False),
+    Column("asked", BigInteger, nullable=False),
+    Column("leaving", Boolean, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("last_value", BigInteger),
+    Column("is_called", Boolean),
+    Column("lsn", LsnType),
+)
+
 #: What happened to a table: it stopped, or another writer changed it.  The next copy deletes the row.
 incident: Final = Table(
     "pubsub_table_incident",
@@ -319,6 +337,7 @@ verification: Final = Table(
 COUNTERS: Final = (
     "apply_error_count",
     "sync_error_count",
+    "sync_seq_error_count",
     "confl_insert_exists",
     "confl_update_origin_differs",
     "confl_update_exists",

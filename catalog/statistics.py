@@ -108,7 +108,7 @@ class Statistics(Database):
             await _add(connection, subid, added)
 
     async def set_subscription_error(
-        self, subid: int, error: PubsubError, *, count: Literal["apply", "sync"] | None = None
+        self, subid: int, error: PubsubError, *, count: Literal["apply", "sync", "sync_seq"] | None = None
     ) -> None:
         """Store a worker's failure for status and the views; `count` adds one to the errors of that kind."""
         s = schema.statistics

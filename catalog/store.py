@@ -23,6 +23,7 @@ from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
 from catalog.relations import Relations, read_relations
 from catalog.requests import Requests
+from catalog.sequences import Sequences, read_sequences
 from catalog.statistics import (
     Statistics,
     read_copies,
@@ -38,7 +39,7 @@ from catalog.subscriptions import read_origins, read_subscriptions
 _T = schema.node
 
 
-class Catalog(Pauses, Relations, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands):
+class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands):
     """A node's catalog, for use from the event loop that opened it."""
 
     @classmethod
@@ -106,4 +107,5 @@ class Catalog(Pauses, Relations, Copies, Statistics, Prepared, PinnedSnapshots, 
                 storage=await read_storage(connection),
                 verifications=await read_verifications(connection),
                 pinned_snapshots=tuple(await read_pinned_snapshots(connection)),
+                sequences=await read_sequences(connection),
             )

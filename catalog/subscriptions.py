@@ -12,8 +12,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog import from_rows, schema
 from catalog.database import Database
-from catalog.records import LastCommit, NewRelation, NewSubscription, OriginStatus, Subscription, SubscriptionChanges
+from catalog.records import (
+    LastCommit,
+    NewRelation,
+    NewSequence,
+    NewSubscription,
+    OriginStatus,
+    Subscription,
+    SubscriptionChanges,
+)
 from catalog.relations import copy_relation_again, delete_relations, insert_relations
+from catalog.sequences import change_sequences
 from pubsub.errors import DuplicateObject, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
@@ -25,8 +34,10 @@ _NO_COMMIT: Final[dict[str, None]] = {"commit_lsn": None, "commit_time": None}
 class Subscriptions(Database):
     """The part of the catalog that holds subscriptions and their origins."""
 
-    async def create_subscription(self, new: NewSubscription, relations: Sequence[NewRelation] = ()) -> Subscription:
-        """Store a subscription with its tables, in one transaction.
+    async def create_subscription(
+        self, new: NewSubscription, relations: Sequence[NewRelation] = (), sequences: Sequence[NewSequence] = ()
+    ) -> Subscription:
+        """Store a subscription with its tables and sequences, in one transaction.
 
         Raises DuplicateObject for a name that is taken, or a path that another subscription's table has.
         """
@@ -45,6 +56,7 @@ class Subscriptions(Database):
             )
             await connection.execute(insert(schema.statistics).values(subid=oid))
             await insert_relations(connection, oid, relations)
+            await change_sequences(connection, oid, (), sequences)
             return await _one(connection, oid)
 
     async def subscriptions(self) -> list[Subscription]:
@@ -67,9 +79,16 @@ class Subscriptions(Database):
             return await _one(connection, oid)
 
     async def refresh_subscription(
-        self, oid: int, changes: SubscriptionChanges, leave: Iterable[int], join: Sequence[NewRelation]
+        self,
+        oid: int,
+        changes: SubscriptionChanges,
+        leave: Iterable[int],
+        join: Sequence[NewRelation],
+        sequences: tuple[Iterable[int], Sequence[NewSequence]] = ((), ()),
     ) -> None:
         """Change fields, if any are given, and remove and add tables, all in one transaction.
+
+        `sequences`: the oids of those that leave, and those that join.
 
         Raises as `alter_subscription` and `add_relations` do.
         """
@@ -78,6 +97,7 @@ class Subscriptions(Database):
                 await _alter(connection, oid, changes)
             await delete_relations(connection, oid, leave)
             await insert_relations(connection, oid, join)
+            await change_sequences(connection, oid, *sequences)
 
     async def copy_again(
         self, oid: int, relations: Mapping[int, NewRelation | None], publisher: tuple[str, int] | None

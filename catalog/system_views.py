@@ -1,6 +1,7 @@
 """The views that SELECT sees: PostgreSQL's columns first, then further ones.
 
-The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
+The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.  What 19 adds
+stands after them, under its name there.
 Their rows come from one state of the catalog; pubsub.node.select runs SQL on them.
 """
 
@@ -12,11 +13,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from catalog.records import State, Subscription, SubscriptionRel
+from catalog.records import State, Subscription, SubscriptionRel, SubscriptionSequence
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import quote_qualified
+from pubsub.sql.options import RECEIVER_TIMEOUT
 
 Value = str | int | float | bool | datetime | tuple[str, ...] | None
 Row = tuple[Value, ...]
@@ -74,6 +76,8 @@ def _subscription(state: State) -> Iterator[Row]:
             o.create_tables, o.types, o.on_table_error, o.schema_changes, o.dropped_columns,
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss,
+            o.retain_dead_tuples, o.max_retention_duration,
+            "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
 
 
@@ -83,6 +87,23 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None,
+        )  # fmt: skip
+
+    for sequence in state.sequences:
+        yield (
+            sequence.subid, sequence.relid, sequence.state.value,
+            _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
+            sequence.path, None, None, None, False, None, None,
+        )  # fmt: skip
+
+
+def _sequences(state: State) -> Iterator[Row]:
+    """Yield the sequences as they were last synchronized."""
+    names = {sub.oid: sub.name for sub in state.subscriptions}
+    for one in state.sequences:
+        yield (
+            one.subid, names[one.subid], one.relid, one.schema, one.name, one.state.value, one.last_value,
+            one.is_called, _lsn(one.lsn),
         )  # fmt: skip
 
 
@@ -116,6 +137,7 @@ def _stat_subscription_stats(state: State) -> Iterator[Row]:
             s.transactions, s.batches, s.commits, s.rows_inserted, s.rows_updated, s.rows_deleted, s.truncates,
             s.bytes_received, s.spill_txns, s.spill_count, s.spill_bytes, s.stream_txns, s.stream_count, s.stream_bytes,
             s.error, s.error_detail, s.error_hint, s.error_sqlstate, s.error_time,
+            s.sync_error_count, s.sync_seq_error_count,
         )  # fmt: skip
 
 
@@ -171,6 +193,10 @@ def _name(relation: SubscriptionRel) -> str:
     return quote_qualified(relation.schema, relation.name)
 
 
+def _sequence_name(sequence: SubscriptionSequence) -> str:
+    return quote_qualified(sequence.schema, sequence.name)
+
+
 VIEWS: Final = {
     view.name: view
     for view in (
@@ -194,7 +220,10 @@ VIEWS: Final = {
                 BIGINT batch_rows batch_bytes
                 DOUBLE batch_age
                 LSN stop_lsn
-                TEXT wal_archive on_slot_loss"""
+                TEXT wal_archive on_slot_loss
+                BOOL subretaindeadtuples
+                BIGINT submaxretention
+                TEXT subwalrcvtimeout"""
             ),
             _subscription,
         ),
@@ -248,7 +277,8 @@ VIEWS: Final = {
                 BIGINT transactions batches commits rows_inserted rows_updated rows_deleted truncates bytes_received
                 BIGINT spill_txns spill_count spill_bytes stream_txns stream_count stream_bytes
                 TEXT error error_detail error_hint error_sqlstate
-                TIME error_time"""
+                TIME error_time
+                BIGINT sync_table_error_count sync_seq_error_count"""
             ),
             _stat_subscription_stats,
         ),
@@ -285,6 +315,19 @@ VIEWS: Final = {
                 TEXT owner database"""
             ),
             _prepared_xacts,
+        ),
+        View(
+            "pubsub_sequences",
+            _columns(
+                """OID subid
+                TEXT subname
+                OID relid
+                TEXT schema_name sequence_name state
+                BIGINT last_value
+                BOOL is_called
+                LSN page_lsn"""
+            ),
+            _sequences,
         ),
         View(
             "pubsub_verification",

@@ -15,7 +15,7 @@ from apply.publisher_identity import check_system
 from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
-from launcher import option_effects, published_tables
+from launcher import option_effects, published_sequences, published_tables
 from launcher.client_session import Session, paused
 from launcher.slot_creation import make_slot
 from launcher.sync_slots import drop_slots_of, slot_names
@@ -63,6 +63,8 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
                 "Use ALTER SUBSCRIPTION ... REFRESH with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
             )
             await _refresh(session, subscription, copy_data=copy_data)
+        case sql.RefreshSequences():
+            await published_sequences.refresh(session, subscription)
         case sql.SetPublication() | sql.AddPublication() | sql.DropPublication() as action:
             await _set_publications(session, subscription, action)
         case sql.SetOptions(options):
@@ -155,7 +157,16 @@ async def _refresh(
         )
         published = await published_tables.published_tables(connection, subscription.publications)
         relations = await session.catalog.relations(subscription.oid)
+        sequences = await published_sequences.published_sequences(connection, subscription.publications)
+        present, left, joined = await published_sequences.difference(session, subscription, sequences)
         if subscription.options.origin == "none" and copy_data:
+            await published_sequences.warn_of_foreign_values(
+                session,
+                connection,
+                subscription.name,
+                subscription.publications,
+                besides=[one for one in present if not one.leaving],
+            )
             have = [quote_qualified(r.schema, r.name) for r in relations]
             await published_tables.warn_of_foreign_rows(
                 session, connection, subscription.name, subscription.publications, besides=have
@@ -178,17 +189,34 @@ async def _refresh(
             choices=TypeChoices.parse(subscription.options.types),
         )
         await published_tables.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
+        new_sequences = await published_sequences.joining(
+            session,
+            joined,
+            subscription.name,
+            target,
+            copy_data=copy_data,
+            create_tables=subscription.options.create_tables,
+            present=present,
+        )
         if store_publications:
             changes["publications"] = subscription.publications
         joining = [one.relation(copy_data=copy_data, lsn=None) for one in plans]
         async with _without_slots(session, subscription, connection, gone, command):
             leaving = [relation.relid for relation in gone]
-            await session.catalog.refresh_subscription(subscription.oid, changes, leaving, joining)
+            await session.catalog.refresh_subscription(
+                subscription.oid, changes, leaving, joining, ([one.relid for one in left], new_sequences)
+            )
         for relation in gone:
             name = relation.qualified_name
             session.notice(f'table "{name}" removed from subscription "{subscription.name}"', "DEBUG1")
         for one in plans:
             session.notice(f'table "{one.target.relation}" added to subscription "{subscription.name}"', "DEBUG1")
+        for sequence in left:
+            name = sequence.qualified_name
+            session.notice(f'sequence "{name}" removed from subscription "{subscription.name}"', "DEBUG1")
+        for new_one in new_sequences:
+            name = f"{new_one.schema}.{new_one.name}"
+            session.notice(f'sequence "{name}" added to subscription "{subscription.name}"', "DEBUG1")
 
 
 async def _follow_names(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from catalog.records import SubscriptionRel, TableStorage
+from catalog.records import State, SubscriptionRel, TableStorage
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta import table as delta
@@ -135,6 +135,7 @@ class Housekeeper:
         storage = {(one.subid, one.relid): one for one in state.storage}
         # Without a definition a table has joined without a copy, and its Delta table is still to be made.
         ready = {one.path: one for one in state.relations if one.state is RelState.READY and one.definition is not None}
+        ready |= _tables_of_sequences(state)
         for path in self._tables.keys() - ready.keys():
             del self._tables[path]
         for path, relation in ready.items():
@@ -310,6 +311,29 @@ class Housekeeper:
     def _window_opens(self) -> float:
         """Return the seconds until the window opens; 0 within it."""
         return self._settings.window.wait(datetime.now().astimezone())
+
+
+def _tables_of_sequences(state: State) -> dict[str, SubscriptionRel]:
+    """Return the Delta tables of the subscriptions' sequences by path, those that exist, as if each were a ready table."""
+    return {
+        one.path: SubscriptionRel(
+            one.subid,
+            0,
+            "pg_catalog",
+            "pg_sequences",
+            RelState.READY,
+            one.lsn,
+            0,
+            None,
+            one.path,
+            None,
+            None,
+            None,
+            None,
+        )
+        for one in state.sequences
+        if one.lsn is not None
+    }
 
 
 def _optimize_is_due(log: TableLog, resting: bool) -> bool:

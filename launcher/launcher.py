@@ -17,7 +17,7 @@ import structlog
 
 from apply.handover import Handover
 from apply.worker_statistics import Figures
-from catalog.records import Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
+from catalog.records import OF_SEQUENCES, Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
 from catalog.store import Catalog
 from launcher import standing
 from launcher.failures import traced, typed
@@ -344,6 +344,8 @@ class Launcher:
                 fields["lag_seconds"] = standing.lag(worker.figures, time.monotonic())
                 fields["sync_state"], fields["sync_lsn"] = runner.handover.state(relid) or (None, None)
                 workers.append((oid, relid, fields))
+            if runner.sequences is not None:
+                workers.append((oid, OF_SEQUENCES, {"worker_type": "sequence synchronization", "pid": os.getpid()}))
         await self._catalog.put_statistics(workers=workers, counters=counters, publishers=publishers, rows=rows)
 
     def _away_since(self, oid: int, look: PublisherStatus | None, streaming: Figures | None) -> datetime | None:

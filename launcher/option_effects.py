@@ -20,3 +20,5 @@ def tell(session: Session, options: SubscriptionOptions) -> None:
     for name, reason in _WITHOUT_EFFECT.items():
         if name in given:
             session.notice(f"{name} has no effect", detail=reason)
+    if options.max_retention_duration:
+        session.notice("max_retention_duration is ineffective when retain_dead_tuples is disabled")

@@ -155,7 +155,7 @@ async def plan(
         for one in plans:
             await _refuse_unreadable(connection, one)
     return [
-        replace(one, exists=await asyncio.to_thread(_refuse_taken, one.target, copy_data, create_tables))
+        replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
         for one in plans
     ]
 
@@ -266,7 +266,7 @@ async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
     )
 
 
-def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
+def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
     """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy."""
     from pubsub.delta import table as delta
 

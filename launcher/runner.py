@@ -27,7 +27,7 @@ from apply.isolation import hint_to_resync, will_last
 from apply.publisher_identity import SlotLost
 from apply.worker import ApplyWorker
 from apply.worker_statistics import Figures
-from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
+from catalog.records import OF_SEQUENCES, Subscription, SubscriptionRel, TableRows, Warned
 from catalog.store import Catalog
 from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, traced, typed
@@ -39,6 +39,7 @@ from pubsub.errors import Overtaken, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
+from tablesync.sequence_worker import SequenceWorker, is_pending
 from tablesync.worker import SyncWorker
 
 logger = structlog.get_logger()
@@ -68,6 +69,7 @@ class Runner:
         self.subscription = subscription
         self.apply: ApplyWorker | None = None
         self.syncing: dict[int, SyncWorker] = {}
+        self.sequences: SequenceWorker | None = None
         self.handover = handover
         self.error_cleared = False
         """Whether the last failure has been cleared from the catalog."""
@@ -75,6 +77,7 @@ class Runner:
         """The publisher's warnings, by text, that still hold after the apply worker that received them has ended."""
         self._node = node
         self._changed = asyncio.Event()
+        self._sequences_changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._copies = CopiesAtOnce(
             node.settings.max_sync_workers_per_subscription, node.settings.wal_retrieve_retry_interval
@@ -91,12 +94,15 @@ class Runner:
         # How often in a row the workers were overtaken, without a batch in between, by table (None: the apply worker).
         self._overtaken: dict[int | None, int] = {}
         self._applying: asyncio.Task[None] | None = None
+        # The task of the worker that synchronizes sequences, also while that waits for its slot; whether the last one failed.
+        self._sequencing: asyncio.Task[bool] | None = None
+        self._sequences_failed = False
         self._may_begin = False
 
     @property
     def failing(self) -> bool:
-        """Whether a table's sync worker failed and no later one of that table has succeeded."""
-        return self._copies.failing
+        """Whether a sync worker failed and no later one of that table, or of the sequences, has succeeded."""
+        return self._copies.failing or self._sequences_failed
 
     async def run(self) -> None:
         """Run until `drain`, or until disable_on_error has disabled the subscription."""
@@ -104,6 +110,7 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 self._applying = group.create_task(self._keep_applying())
                 group.create_task(self._keep_syncing(group))
+                group.create_task(self._keep_sequences(group))
         finally:
             await self._node.catalog.clear_worker_stats(self.subscription.oid)
             await self._node.catalog.put_statistics(rows=self.take_rows())
@@ -114,7 +121,7 @@ class Runner:
         The apply worker first commits what it has received.  Sync workers are cancelled: later ones do the rest.
         """
         self._ending.set()
-        self._changed.set()
+        self._look_again()
         if self.apply is not None:
             self.apply.drain()
         for worker in self.syncing.values():
@@ -122,14 +129,20 @@ class Runner:
         # Also ends those that wait for a worker slot.
         for task in self._tasks.values():
             task.cancel()
+        if self._sequencing is not None:
+            self._sequencing.cancel()
         if self._applying is not None and not self._may_begin:
             self._applying.cancel()
 
     def tables_changed(self) -> None:
-        """Read the subscription's tables again: the catalog has changed."""
-        self._changed.set()
+        """Read the subscription's tables and sequences again: the catalog has changed."""
+        self._look_again()
         if self.apply is not None:
             self.apply.tables_changed()
+
+    def _look_again(self) -> None:
+        self._changed.set()
+        self._sequences_changed.set()
 
     @property
     def applies(self) -> bool:
@@ -174,7 +187,7 @@ class Runner:
         # Keeps the slot while it pauses: otherwise sync workers would take it and then wait for apply.
         async with self._node.workers.held(self._name(None)):
             self._may_begin = True
-            self._changed.set()
+            self._look_again()
             while not self._ending.is_set():
                 worker = self.apply = ApplyWorker(
                     self.subscription,
@@ -233,7 +246,8 @@ class Runner:
                     self._tasks[relation.relid].cancel()
             chosen = self._copies.choose(
                 relations,
-                self._tasks.keys(),
+                # The sequences' worker is one of those that max_sync_workers_per_subscription counts.
+                [*self._tasks, *([OF_SEQUENCES] if self._sequencing is not None else [])],
                 promised=self.handover.promised.keys(),
                 applies=self._may_begin,
                 now=time.monotonic(),
@@ -286,8 +300,54 @@ class Runner:
             self.syncing.pop(relid, None)
             self._keep_rows(worker.figures)
             self._tasks.pop(relid, None)
-            self._changed.set()
+            self._look_again()
             await self._node.catalog.clear_worker_stats(self.subscription.oid, relid)
+
+    async def _keep_sequences(self, group: asyncio.TaskGroup) -> None:
+        """Run a worker whenever sequences are to be synchronized (sequencesync.c: ProcessSequencesForSync)."""
+        settings = self._node.settings
+        while not self._ending.is_set():
+            self._sequences_changed.clear()
+            pending = any(map(is_pending, await self._node.catalog.sequences(self.subscription.oid)))
+            room = len(self._tasks) < settings.max_sync_workers_per_subscription
+            if pending and room and self._may_begin and not self._ending.is_set():
+                self._sequencing = group.create_task(self._synchronize_sequences())
+                await asyncio.wait({self._sequencing})
+                done = not self._sequencing.cancelled() and self._sequencing.result()
+                self._sequencing = None
+                self._changed.set()
+                if not done:
+                    await self._pause(settings.wal_retrieve_retry_interval)
+                continue
+            await _first(self._sequences_changed.wait, settings.catalog_poll_interval * 10)
+
+    async def _synchronize_sequences(self) -> bool:
+        """Run one worker for the sequences; return whether nothing has kept it from its work."""
+        worker = SequenceWorker(
+            self.subscription,
+            node_id=self._node.node_id,
+            catalog=self._node.catalog,
+            engine=self._node.engine,
+            writers=self._node.writers,
+            settings=self._node.settings,
+        )
+        name = WorkerName(self.subscription.oid, self.subscription.name, "its sequences")
+        try:
+            async with self._node.workers.held(name):
+                self.sequences = worker
+                done = await worker.run()
+            self._sequences_failed = False
+            return done
+        except Exception as error:
+            _go_on_unless_cancelled()
+            self._sequences_failed = True
+            await self._report(error, None, of="sync_seq")
+            if self.subscription.options.disable_on_error:
+                await self._disable()
+            return False
+        finally:
+            self.sequences = None
+            await self._node.catalog.clear_worker_stats(self.subscription.oid, OF_SEQUENCES)
 
     def _overtaken_again(self, error: Overtaken, relid: int | None, figures: Figures) -> bool:
         """Count that a worker was overtaken; tell whether it was so too often in a row.  If not, log it."""
@@ -327,8 +387,18 @@ class Runner:
             self.apply.tables_changed()
         return True
 
-    async def _report(self, error: BaseException, relation: SubscriptionRel | None, *, count: bool = True) -> None:
-        """Log a worker's failure, store it for status, and count it if `count`; only log it while the runner ends."""
+    async def _report(
+        self,
+        error: BaseException,
+        relation: SubscriptionRel | None,
+        *,
+        count: bool = True,
+        of: Literal["apply", "sync_seq"] = "apply",
+    ) -> None:
+        """Log a worker's failure, store it for status, and count it if `count`; only log it while the runner ends.
+
+        `of`: which worker failed, if it is not a table's sync worker.
+        """
         known = typed(error)
         if self._ending.is_set():
             logger.info(
@@ -351,7 +421,7 @@ class Runner:
         )
         self.error_cleared = False
         await count_conflict_of(catalog, subscription.oid, known)
-        counter: Literal["apply", "sync"] = "apply" if relation is None else "sync"
+        counter: Literal["apply", "sync", "sync_seq"] = of if relation is None else "sync"
         await catalog.set_subscription_error(subscription.oid, known, count=counter if count else None)
         relid = relation.relid if relation is not None else known.relid
         if relid is not None:

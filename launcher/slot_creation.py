@@ -15,6 +15,10 @@ from pubsub.publisher.replication import create_slot, drop_slot
 
 #: A part of a server's error text and the hint for it: no logical decoding, or no slot left.
 _HINTS: Final = (
+    (
+        '"effective_wal_level" >= "logical" on the primary',
+        "Set wal_level = logical on the primary, or make a logical slot there.",
+    ),
     ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
     ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
 )

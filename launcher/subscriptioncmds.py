@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from catalog.records import NewSubscription, Subscription
-from launcher import option_effects, published_tables
+from launcher import option_effects, published_sequences, published_tables
 from launcher.altersubscription import alter
 from launcher.client_session import Session, paused
 from launcher.slot_creation import make_slot
@@ -69,6 +69,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     await published_tables.check_publications(connection, statement.publications)
     if options.origin == "none" and options.copy_data:
         await published_tables.warn_of_foreign_rows(session, connection, statement.name, statement.publications)
+        await published_sequences.warn_of_foreign_values(session, connection, statement.name, statement.publications)
     row = _row(statement, identity, connection.dbname)
     choices = TypeChoices.parse(options.types)
     published_tables.refuse_unknown_types(choices)
@@ -87,6 +88,14 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     )
     published_tables.refuse_unknown_columns(choices, plans)
     await published_tables.refuse_owned(session.catalog, plans)
+    sequences = await published_sequences.joining(
+        session,
+        await published_sequences.published_sequences(connection, statement.publications),
+        statement.name,
+        row.target,
+        copy_data=options.copy_data,
+        create_tables=options.create_tables,
+    )
     slot = row.slot_name if options.create_slot else None
     lsn = None
     if slot is not None:
@@ -115,7 +124,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
                     hint="The slot is used as it is; ALTER SUBSCRIPTION ... SET (failover = ...) alters both.",
                 )
     relations = [one.relation(copy_data=options.copy_data, lsn=lsn) for one in plans]
-    storing = asyncio.ensure_future(session.catalog.create_subscription(row, relations))
+    storing = asyncio.ensure_future(session.catalog.create_subscription(row, relations, sequences))
     try:
         created = await asyncio.shield(storing)
     except BaseException:

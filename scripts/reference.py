@@ -19,7 +19,7 @@ from pubsub.sql.options import CREATE_OPTIONS, SubscriptionOptions
 TYPES_PAGE = Path(__file__).resolve().parent.parent / "docs" / "types.md"
 
 _TYPES_INTRODUCTION = """\
-Made from `pubsub/protocol/type_contract.py` by `make docs`. PostgreSQL 15 to 18.
+Made from `pubsub/protocol/type_contract.py` by `make docs`. PostgreSQL 15 to 19.
 
 Each value is exact, or it is refused: nothing is rounded, clipped or made NULL. If Delta has a type with the same
 values, the column gets that type, the natural one. For every other type the column is a `STRING` with PostgreSQL's own

@@ -57,6 +57,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _COUNTERS: Final = {
     "apply_error_count": "Errors while changes were applied.",
     "sync_error_count": "Errors during initial copies.",
+    "sync_seq_error_count": "Errors during the synchronization of sequences.",
     "confl_insert_exists": "Conflicts: a row to be inserted was there.",
     "confl_update_origin_differs": "Conflicts: a row to be updated had been written by others.",
     "confl_update_exists": "Conflicts: the new key of a row was there.",
@@ -230,7 +231,7 @@ def _apply_workers(
     return [
         ((subscriptions[one.subid].name,), one)
         for one in picture.state.workers
-        if one.relid is None and one.subid in subscriptions
+        if one.worker_type == "apply" and one.subid in subscriptions
     ]
 
 
@@ -478,7 +479,7 @@ def _streams(picture: Picture) -> Iterator[Metric]:
 
 def _debezium(picture: Picture, subscriptions: Mapping[int, SubscriptionStatus]) -> Iterator[Metric]:
     """Yield what Debezium's JMX exporter has for a connector to PostgreSQL: its dashboards go on working."""
-    workers = {one.subid: one for one in picture.state.workers if one.relid is None}
+    workers = {one.subid: one for one in picture.state.workers if one.worker_type == "apply"}
     counters = {one.subid: one for one in picture.state.statistics}
 
     def streaming(s: SubscriptionStatus) -> Labels:

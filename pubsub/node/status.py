@@ -147,7 +147,7 @@ def from_state(state: State, daemon: int | None) -> NodeStatus:
 def _subscription(state: State, subscription: Subscription, alive: bool) -> SubscriptionStatus:
     oid = subscription.oid
     workers = [w for w in state.workers if w.subid == oid] if alive else []
-    apply = next((w for w in workers if w.relid is None), WorkerStats(oid, None))
+    apply = next((w for w in workers if w.worker_type == "apply"), WorkerStats(oid, None))
     statistics = next((s for s in state.statistics if s.subid == oid), SubscriptionStats(oid))
     origin = next((o.remote_lsn for o in state.origins if o.subid == oid and o.relid is None), INVALID_LSN)
     syncing = {w.relid: w for w in workers if w.relid is not None}

@@ -215,6 +215,7 @@ RULES: Final = (
     TypeRule("pg_lsn", 3220, "pg_lsn", None, "unsigned, 64 bits", "values"),
     TypeRule("xid", 28, "xid", None, "unsigned, without an order", "values"),
     TypeRule("xid8", 5069, "xid8", None, "unsigned, 64 bits", "values"),
+    TypeRule("oid8", 6437, "oid8", None, "unsigned, 64 bits", "values"),
     TypeRule("cid", 29, "cid", None, "unsigned, without an order", "values"),
     TypeRule("tid", 27, "tid", None, "a page and a line", "values"),
     TypeRule("pg_snapshot", 5038, "pg_snapshot", None, _SAME, "values"),
@@ -236,6 +237,7 @@ RULES: Final = (
             ("regnamespace", 4089),
             ("regconfig", 3734),
             ("regdictionary", 3769),
+            ("regdatabase", 6490),
         )
     ),
     TypeRule("aclitem", 1033, "aclitem", None, "roles by name", "text"),
@@ -252,7 +254,7 @@ RULES: Final = (
         )
     ),
 )
-"""Every type in pg_catalog that a column can have, in versions 15 to 18."""
+"""Every type in pg_catalog that a column can have, in versions 15 to 19."""
 
 KINDS: Final = (
     KindRule(

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.column_types import delta_type, folded_name
-from pubsub.publisher import definitions, publication, replication
+from pubsub.publisher import definitions, publication, replication, sequences
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
@@ -25,6 +25,7 @@ Severity = Literal["ok", "warning", "error"]
 
 OLDEST_VERSION: Final = 150000
 STANDBY_VERSION: Final = 160000  # logical decoding on a standby
+EFFECTIVE_LEVEL_VERSION: Final = 190000  # replica is enough: the first logical slot makes it logical
 
 _SLOTS_WANTED: Final = 3  # the subscription's, and max_sync_workers_per_subscription's default
 
@@ -86,6 +87,17 @@ def check_server(info: ServerInfo) -> list[Finding]:
     findings = []
     if info.wal_level == "logical":
         findings.append(Finding("ok", "wal_level is logical"))
+    elif info.version >= EFFECTIVE_LEVEL_VERSION and info.wal_level == "replica" and not info.in_recovery:
+        why = "PostgreSQL 19 writes what logical decoding needs as long as there is a logical slot."
+        findings.append(Finding("ok", "wal_level is replica", detail=why))
+    elif info.version >= EFFECTIVE_LEVEL_VERSION and info.in_recovery:
+        findings.append(
+            Finding(
+                "error",
+                'logical decoding on standby requires "effective_wal_level" >= "logical" on the primary',
+                hint="Set wal_level = logical on the primary, or make a logical slot there.",
+            )
+        )
     else:
         findings.append(
             Finding(
@@ -311,8 +323,9 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
         tables = await publication.published_tables(connection, names)
     except FeatureNotSupported as error:
         return [_failed(error)]
+    of_sequences = await _sequences(connection, names)
     if names and not tables:
-        return [Finding("warning", "the publications have no tables")]
+        return of_sequences or [Finding("warning", "the publications have no tables")]
     known = await definitions.table_definitions(connection, [table.oid for table in tables])
     roots = await definitions.partition_roots(connection, [table.oid for table in tables])
     findings = [
@@ -346,7 +359,29 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
                     change=(f"ALTER ROLE {quote_identifier(connection.user)} BYPASSRLS;",),
                 )
             )
-    return findings
+    return findings + of_sequences
+
+
+async def _sequences(connection: Connection, names: Sequence[str]) -> list[Finding]:
+    """Check that the published sequences can be read; [] if none are published, as before PostgreSQL 19."""
+    found = await sequences.published_sequences(connection, names)
+    if not found:
+        return []
+    states = await sequences.sequence_states(connection, [(one.schema, one.name) for one in found])
+    hidden = [found[state.place] for state in states if state.readable is False]
+    to = quote_identifier(connection.user)
+    return [
+        Finding("ok", f"{len(found)} sequence{'s' if len(found) > 1 else ''}"),
+        *(
+            Finding(
+                "error",
+                f"permission denied for sequence {one.name}",
+                hint=f'"{one.schema}.{one.name}" is synchronized as role "{connection.user}".',
+                change=(f"GRANT SELECT ON SEQUENCE {quote_qualified(one.schema, one.name)} TO {to};",),
+            )
+            for one in hidden
+        ),
+    ]
 
 
 def _room(setting: str, free: int, most: int, full: str, hint: str) -> Finding:

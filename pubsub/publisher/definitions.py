@@ -31,6 +31,7 @@ class ServerInfo:
     """libpq's number: 180004 is 18.4."""
     version_text: str
     wal_level: str
+    """From 19 on effective_wal_level: on a standby it is that of the primary, and logical slots raise it from replica."""
     max_replication_slots: int
     free_replication_slots: int
     max_wal_senders: int
@@ -217,7 +218,7 @@ async def binary_types(connection: Connection) -> BinaryTypes:
     from pubsub.protocol.binary.single_values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 
     rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
-    return BinaryTypes(
+    listed = [
         TypeRow(
             oid=number(oid),
             name=text(name),
@@ -230,7 +231,8 @@ async def binary_types(connection: Connection) -> BinaryTypes:
             attributes=tuple(map(int, (attributes or "").split())),
         )
         for oid, name, kind, base, element, delimiter, send, subtype, attributes in rows
-    )
+    ]
+    return BinaryTypes(listed, connection.server_version)
 
 
 async def copy_progress(connection: Connection, application_name: str) -> CopyProgress:
@@ -265,7 +267,7 @@ async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
 
 _SERVER_INFO: Final = """
 SELECT current_setting('server_version'),
-       current_setting('wal_level'),
+       coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
        current_setting('max_replication_slots'),
        (SELECT count(*) FROM pg_replication_slots),
        current_setting('max_wal_senders'),

@@ -224,7 +224,8 @@ SELECT DISTINCT p.pubname
 """
 
 
-# From 18 on a publication may include generated columns; to_jsonb reads pubgencols where the server has it.
+# From 18 on a publication may include generated columns, from 19 on leave out tables (EXCEPT) with their partitions;
+# to_jsonb reads pubgencols and prexcept where the server has them.
 _PUBLISHED_COLUMNS: Final = """
 WITH named AS (SELECT p.oid, p.puballtables, to_jsonb(p) ->> 'pubgencols' = 's' AS generated FROM pg_publication p
                 WHERE p.pubname = ANY ($1::text[]))
@@ -240,6 +241,9 @@ SELECT c.oid, ARRAY (SELECT a.attname::text FROM pg_attribute a
    AND (listed.attrs IS NOT NULL
         OR EXISTS (SELECT FROM named
                     WHERE named.generated
+                      AND NOT EXISTS (SELECT FROM pg_publication_rel r
+                                       WHERE r.prpubid = named.oid AND to_jsonb(r) ->> 'prexcept' = 'true'
+                                         AND r.prrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_ancestors(c.oid)))
                       AND (named.puballtables
                            OR EXISTS (SELECT FROM pg_publication_rel r
                                        WHERE r.prpubid = named.oid

@@ -1,4 +1,4 @@
-"""The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, plus RESYNC TABLE.
+"""The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, 19's REFRESH SEQUENCES, and RESYNC TABLE.
 
 A recursive descent over the tokens of one statement.  As in PostgreSQL, an error gives the token that no rule accepts,
 and its position: `syntax error at or near "PUBLICATON"`, `syntax error at end of input`.
@@ -28,6 +28,7 @@ from pubsub.sql.statements import (
     Enable,
     Owner,
     RefreshPublication,
+    RefreshSequences,
     Rename,
     ResyncTable,
     SetOptions,
@@ -113,13 +114,15 @@ class Grammar:
 
     def _create(self) -> Callable[[], CreateSubscription]:
         name = self._name()
-        self._word("connection")
-        connection = self._string()
+        by_server = self._one_of("connection", "server") == "server"
+        connection = self._name() if by_server else self._string()
         self._word("publication")
         publications = self._publications()
         given = self._definition() if self._took("with") else []
 
         def build() -> CreateSubscription:
+            if by_server:
+                raise _no_servers("CREATE SUBSCRIPTION ... SERVER")
             found = resolve(given, o.CREATE_OPTIONS, self._text)
             return CreateSubscription(name, connection, _distinct(publications), found)
 
@@ -132,7 +135,18 @@ class Grammar:
 
     def _action(self) -> Callable[[], AlterAction]:
         match self._one_of(
-            "set", "connection", "refresh", "add", "drop", "enable", "disable", "skip", "rename", "owner", "resync"
+            "set",
+            "connection",
+            "server",
+            "refresh",
+            "add",
+            "drop",
+            "enable",
+            "disable",
+            "skip",
+            "rename",
+            "owner",
+            "resync",
         ):
             case "set" if not self._took("publication"):
                 given = self._definition()
@@ -152,12 +166,20 @@ class Grammar:
 
                 return drop
             case "refresh":
-                self._word("publication")
+                if self._one_of("publication", "sequences") == "sequences":
+                    return RefreshSequences
                 given = self._with()
                 return lambda: RefreshPublication(resolve(given, o.REFRESH_OPTIONS, self._text).copy_data)
             case "connection":
                 conninfo = self._string()
                 return lambda: Connection(conninfo)
+            case "server":
+                self._name()
+
+                def refuse() -> AlterAction:
+                    raise _no_servers("ALTER SUBSCRIPTION ... SERVER")
+
+                return refuse
             case "enable":
                 return Enable
             case "disable":
@@ -349,6 +371,15 @@ def _distinct(publications: tuple[str, ...]) -> tuple[str, ...]:
         if name in publications[:place]:
             raise DuplicateObject(f'publication name "{name}" used more than once')
     return publications
+
+
+def _no_servers(what: str) -> FeatureNotSupported:
+    """Return the error for a connection that PostgreSQL 19 takes from a foreign server."""
+    return FeatureNotSupported(
+        f"{what} is not supported",
+        detail="A node has no foreign servers.",
+        hint="Use CONNECTION, with a service file (service=...) and a password file.",
+    )
 
 
 def not_supported(words: tuple[str, ...]) -> FeatureNotSupported:

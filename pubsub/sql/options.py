@@ -1,4 +1,4 @@
-"""The options of a subscription: PostgreSQL 18's and those of this project.
+"""The options of a subscription: PostgreSQL 18's, those that 19 adds, and those of this project.
 
 The options that each statement accepts, the defaults, and the errors' texts are those of subscriptioncmds.c:
 parse_subscription_options and define.c: defGetBoolean, defGetString, defGetStreamingMode.  This module imports no
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from pubsub.errors import PubsubError, SqlSyntaxError
+from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
-from pubsub.parameters import Parameter
+from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.typechoices import TypeChoices
 
@@ -35,6 +35,7 @@ COMMAND_OPTIONS: Final = frozenset({"connect", "create_slot", "copy_data", "refr
 BATCH_ROWS: Final = Parameter("batch_rows", "", 1)
 BATCH_BYTES: Final = Parameter("batch_bytes", "B", 64 << 10, 1 << 40)
 BATCH_AGE: Final = Parameter("batch_age", "ms", 1)
+RECEIVER_TIMEOUT: Final = Parameter("wal_receiver_timeout", "ms", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ class SubscriptionOptions:
 
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
-    has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds.  `types`
-    is the text that TypeChoices parses.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a
-    directory of the publisher's WAL segments; None: there is none.  `resynced_at`, a state, too: when every table was copied anew
-    because the slot was lost, in seconds since 1970, within the last day.
+    has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
+    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses.  `stop_lsn` is the last LSN to
+    apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's WAL segments; None: there is none.
+    `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
+    the last day.
     """
 
     connect: bool = True
@@ -75,6 +77,9 @@ class SubscriptionOptions:
     run_as_owner: bool = False
     failover: bool = False
     origin: Origin = "any"
+    retain_dead_tuples: bool = False
+    max_retention_duration: int = 0
+    wal_receiver_timeout: float | None = None
     create_tables: bool = True
     target: str | None = None
     types: str = ""
@@ -108,6 +113,9 @@ STORED_OPTIONS: Final = (
     "run_as_owner",
     "failover",
     "origin",
+    "retain_dead_tuples",
+    "max_retention_duration",
+    "wal_receiver_timeout",
     "types",
     "on_table_error",
     "schema_changes",
@@ -192,6 +200,10 @@ def written(options: SubscriptionOptions) -> list[Option]:
 def _written(name: str, value: Any) -> OptionValue:
     if name == "batch_age":
         return f"{round(value * 1000)}ms"
+    if name == "max_retention_duration":
+        return int(value)
+    if name == "wal_receiver_timeout":
+        return "-1" if value is None else f"{round(value * 1000)}ms"
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -299,6 +311,32 @@ def _origin(option: Option) -> Origin:
     raise PubsubError(f'unrecognized origin value: "{text}"', sqlstate="22023")
 
 
+def _retain_dead_tuples(option: Option) -> bool:
+    """Refuse to retain them: there are none, and what is kept instead is not asked for a conflict's sake."""
+    if _boolean(option):
+        raise FeatureNotSupported(
+            "retain_dead_tuples is not supported",
+            detail="A Delta table has no dead tuples: an update of a row that was deleted is the conflict update_missing.",
+            hint="Versions of a table from before the deletion can be read for as long as the retention of [housekeeping].",
+        )
+    return False
+
+
+def _max_retention_duration(option: Option) -> int:
+    """Read it as define.c: defGetInt32 does."""
+    value = option.value
+    if not isinstance(value, int) or not -INT_MAX - 1 <= value <= INT_MAX:
+        raise PubsubError(f"{option.name} requires an integer value", sqlstate="42601")
+    if value < 0:
+        raise PubsubError(f'option "{option.name}" cannot be negative', sqlstate="22023")
+    return value
+
+
+def _receiver_timeout(option: Option) -> float | None:
+    text = _string(option)
+    return None if text == "-1" else RECEIVER_TIMEOUT.parse(text) / 1000
+
+
 def _target(option: Option) -> str:
     text = _string(option)
     if not text:
@@ -341,6 +379,9 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "synchronous_commit": _synchronous_commit,
     "streaming": _streaming,
     "origin": _origin,
+    "retain_dead_tuples": _retain_dead_tuples,
+    "max_retention_duration": _max_retention_duration,
+    "wal_receiver_timeout": _receiver_timeout,
     "target": _target,
     "types": _types,
     "on_slot_loss": _choice("stop", "resync"),

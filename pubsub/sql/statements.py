@@ -41,6 +41,11 @@ class RefreshPublication:
 
 
 @dataclass(frozen=True, slots=True)
+class RefreshSequences:
+    """REFRESH SEQUENCES (PostgreSQL 19)"""
+
+
+@dataclass(frozen=True, slots=True)
 class SetPublication:
     """SET PUBLICATION … [WITH (refresh = …, copy_data = …)]"""
 
@@ -131,6 +136,7 @@ AlterAction = (
     | Disable
     | Connection
     | RefreshPublication
+    | RefreshSequences
     | SetPublication
     | AddPublication
     | DropPublication
@@ -255,6 +261,8 @@ def _action(action: AlterAction, hide_password: bool) -> str:
             return f"CONNECTION {_conninfo(conninfo, hide_password)}"
         case RefreshPublication(copy_data):
             return f"REFRESH PUBLICATION{_with(_off(copy_data=copy_data))}"
+        case RefreshSequences():
+            return "REFRESH SEQUENCES"
         case SetPublication(publications, refresh, copy_data):
             return f"SET PUBLICATION {_names(publications)}{_with(_off(refresh=refresh, copy_data=copy_data))}"
         case AddPublication(publications, refresh, copy_data):
@@ -293,4 +301,8 @@ def _with(options: list[Option]) -> str:
 
 
 def _list(options: list[Option]) -> str:
-    return "(" + ", ".join(f"{option.name} = {quote_literal(str(option.value)).lstrip()}" for option in options) + ")"
+    return "(" + ", ".join(f"{option.name} = {_value(option)}" for option in options) + ")"
+
+
+def _value(option: Option) -> str:
+    return str(option.value) if isinstance(option.value, int) else quote_literal(str(option.value)).lstrip()

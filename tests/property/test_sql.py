@@ -36,6 +36,7 @@ from pubsub.sql.statements import (
     Enable,
     Owner,
     RefreshPublication,
+    RefreshSequences,
     Rename,
     ResyncTable,
     SetOptions,
@@ -71,6 +72,9 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "batch_rows": st.integers(1, 2**31 - 1),
     "batch_bytes": st.integers(1 << 16, 1 << 40),
     "batch_age": st.integers(1, 2**31 - 1),
+    "retain_dead_tuples": st.just("off"),
+    "max_retention_duration": st.integers(0, 2**31 - 1),
+    "wal_receiver_timeout": st.integers(-1, 2**31 - 1),
     "stop_lsn": st.integers(0, 2**64 - 1).map(lambda lsn: str(Lsn(lsn))) | st.just("none"),
 }
 
@@ -97,6 +101,7 @@ actions: st.SearchStrategy[AlterAction] = st.one_of(
     st.just(Disable()),
     texts.map(Connection),
     st.builds(RefreshPublication, st.booleans()),
+    st.builds(RefreshSequences),
     st.builds(SetPublication, publications, st.booleans(), st.booleans()),
     st.builds(AddPublication, publications, st.booleans(), st.booleans()),
     st.builds(DropPublication, publications, st.booleans()),

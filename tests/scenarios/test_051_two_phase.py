@@ -1,4 +1,4 @@
-"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15 to 18.
+"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15 to 19.
 
 Nothing of one is in a table before its outcome, and the outcome finds it whatever happened in between.
 """
@@ -31,7 +31,7 @@ DELETE FROM a WHERE id > 100; INSERT INTO b SELECT g, 'lost' FROM generate_serie
 UPDATE a SET n = n + 1 WHERE id < 300; INSERT INTO b SELECT g, 'p' FROM generate_series(1, 800) g; """
 
 
-@pytest.fixture(params=["15", "17", "18"])
+@pytest.fixture(params=["15", "17", "18", "19"])
 def publisher(request: pytest.FixtureRequest) -> Iterator[Database]:
     """A server of this version, "18, wheel" for the wheel's release of 18."""
     version, wheel = request.param[:2], request.param == "18, wheel"

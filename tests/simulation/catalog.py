@@ -200,7 +200,17 @@ def _for_people(name: str) -> Any:
     return nothing
 
 
-for _name in ("change_counter", "copy_plan", "node", "origin", "pending_requests", "relation", "relations", "state"):
+for _name in (
+    "change_counter",
+    "copy_plan",
+    "node",
+    "origin",
+    "pending_requests",
+    "relation",
+    "relations",
+    "sequences",
+    "state",
+):
     setattr(SimulatedCatalog, _name, _reading(getattr(Catalog, _name)))
 for _name in ("subscription", "subscriptions"):
     setattr(SimulatedCatalog, _name, _reading(getattr(Catalog, _name)))

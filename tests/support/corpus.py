@@ -424,9 +424,17 @@ TEXT_COLUMNS = (
 )
 
 
+_FROM_19 = (
+    _column("c_oid8", "oid8", (0, 18446744073709551615)),
+    _column("c_oid8_array", "oid8[]", ("{0,NULL,18446744073709551615}",)),
+    _column("c_regdatabase", "regdatabase", ("postgres", "-"), binary=False),
+)
+
+
 def columns(version: int, *, binary: bool = False) -> list[Column]:
     """Return the corpus of a major version; with `binary`, only what binary transfer supports."""
-    return [column for column in _columns(version) if column.binary or not binary]
+    found = [*_columns(version), *(_FROM_19 if version >= 19 else ())]
+    return [column for column in found if column.binary or not binary]
 
 
 def create(table: str, wanted: Sequence[Column]) -> str:

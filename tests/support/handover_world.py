@@ -284,6 +284,9 @@ class Catalog:
         await self.world.chance.wait()
         return found
 
+    async def sequences(self, subid: int) -> list[Any]:
+        return []
+
     async def relation(self, subid: int, relid: int) -> SubscriptionRel | None:
         await self.world.chance.step()
         return self.world.relations.get(relid)

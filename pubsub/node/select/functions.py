@@ -282,7 +282,7 @@ def _now(name: str, given: Sequence[Value]) -> Value | None:
 def _version(_: str, given: Sequence[Value]) -> Value | None:
     if given:
         return None
-    return Value(TEXT, quoted(f"PostgreSQL 18.0 (pubsub {__version__}, a subscriber to PostgreSQL 15 to 18)"))
+    return Value(TEXT, quoted(f"PostgreSQL 18.0 (pubsub {__version__}, a subscriber to PostgreSQL 15 to 19)"))
 
 
 def _date_trunc(_: str, given: Sequence[Value]) -> Value | None:

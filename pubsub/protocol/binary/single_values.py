@@ -64,7 +64,9 @@ class TypeRow:
 class BinaryTypes:
     """Finds the function that reads each type's values.  Immutable but for its cache, so threads may share it."""
 
-    def __init__(self, rows: Iterable[TypeRow] = ()) -> None:
+    def __init__(self, rows: Iterable[TypeRow] = (), server_version: int = 0) -> None:
+        """`server_version` is libpq's number of the publisher's, whose texts the values are to have."""
+        self._builtin = _BUILTIN | (_BUILTIN_19 if server_version >= 190000 else {})
         self._rows: Mapping[int, TypeRow] = {row.oid: row for row in rows}
         self._made: dict[int, Out] = {}
 
@@ -122,8 +124,8 @@ class BinaryTypes:
             self.check(one, depth + 1)
 
     def _find(self, oid: int) -> Out:
-        if oid in _BUILTIN:
-            return _BUILTIN[oid]
+        if oid in self._builtin:
+            return self._builtin[oid]
         if oid in _RANGES:
             return _range(lambda: self.out(_RANGES[oid]))
         if oid in _MULTIRANGES:
@@ -424,7 +426,11 @@ _BUILTIN: Final[dict[int, Out]] = {
     4072: _versioned,
     5038: _snapshot,
     5069: _reversed(numbers.xid8out),
+    6437: _reversed(numbers.xid8out),
 }
+
+#: What 19 and later write otherwise.
+_BUILTIN_19: Final[dict[int, Out]] = {3220: _reversed(texts.pg_lsn_out_19)}
 _SENDS: Final[dict[str, Out]] = {
     "hstore_send": _hstore,
     "ltree_send": _versioned,
@@ -448,6 +454,7 @@ _ARRAYS: Final = {
     2949: 2970, 2951: 2950, 3221: 3220, 3643: 3614, 3644: 3642, 3645: 3615, 3735: 3734, 3770: 3769, 3807: 3802,
     3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910, 3913: 3912, 3927: 3926, 4073: 4072, 4090: 4089, 4097: 4096,
     4192: 4191, 5039: 5038, 6150: 4451, 6151: 4532, 6152: 4533, 6153: 4534, 6155: 4535, 6157: 4536,
+    6442: 6437, 6491: 6490,
 }
 # fmt: on
 """The element type of each built-in array type."""

@@ -15,9 +15,11 @@ from catalog.records import (
     ForeignCommit,
     LastCommit,
     NewRelation,
+    NewSequence,
     PinnedSnapshot,
     PinnedTable,
     PublisherStatus,
+    SequenceValue,
     TableRows,
     TableStorage,
     Warned,
@@ -219,6 +221,37 @@ async def test_warnings_and_foreign_commits_of_a_table_last_until_its_next_copy(
     assert relation is not None
     assert (relation.stopped, relation.foreign) == (False, None)
     assert (await catalog.subscription_stats())[0].sync_error_count == 0
+
+
+async def test_sequences_are_synchronized_and_leave(catalog: Catalog) -> None:
+    joining = [NewSequence(7, "public", "s", "/w/db/pg_sequences/sub", "{}"), NewSequence(8, "public", "r", "/w", "{}")]
+    sub = await catalog.create_subscription(new(), [], joining)
+    first, second = await catalog.sequences(sub.oid)
+    assert (first.qualified_name, first.state, first.asked, first.last_value) == ("public.s", RelState.INIT, 0, None)
+    value = SequenceValue(5, True, Lsn(90), '{"cycle": true}')
+    counter = await catalog.change_counter()
+    await catalog.sequences_synchronized(sub.oid, {7: (0, value)})
+    assert await catalog.change_counter() > counter
+    first, second = (await catalog.state()).sequences
+    assert (first.state, first.last_value, first.is_called, first.lsn) == (RelState.READY, 5, True, Lsn(90))
+    assert (first.definition, second.state) == ('{"cycle": true}', RelState.INIT)
+    # A command that came after the worker had read the value has the last word.
+    await catalog.ask_for_sequences(sub.oid)
+    await catalog.sequences_synchronized(sub.oid, {7: (0, value), 8: (1, value)})
+    assert [one.state for one in await catalog.sequences(sub.oid)] == [RelState.INIT, RelState.READY]
+    # One that leaves is shown no more, and is there until the worker has taken it out of the Delta table.
+    await catalog.refresh_subscription(sub.oid, {}, [], [], ([7], [NewSequence(9, "public", "t", "/w", "{}")]))
+    assert [one.relid for one in (await catalog.state()).sequences] == [8, 9]
+    assert [(one.relid, one.leaving) for one in await catalog.sequences(sub.oid)] == [(7, True), (8, False), (9, False)]
+    await catalog.ask_for_sequences(sub.oid)
+    assert [one.asked for one in await catalog.sequences(sub.oid)] == [1, 2, 1]
+    await catalog.sequences_synchronized(sub.oid, {}, [7, 8])
+    assert [one.relid for one in await catalog.sequences(sub.oid)] == [8, 9]
+    await catalog.refresh_subscription(sub.oid, {}, [], [], ([8], [joining[1]]))
+    rejoined = (await catalog.sequences(sub.oid))[0]
+    assert (rejoined.relid, rejoined.leaving, rejoined.state) == (8, False, RelState.INIT)
+    await catalog.drop_subscription(sub.oid)
+    assert await catalog.sequences(sub.oid) == []
 
 
 async def test_tables_join_and_leave(catalog: Catalog) -> None:

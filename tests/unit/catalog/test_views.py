@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -91,7 +92,9 @@ async def test_postgresql_s_columns_come_first(catalog: Catalog, view: str, firs
 
 
 def test_every_view_is_tested() -> None:
-    assert len(VIEWS.keys() - {"pubsub_verification"}) == 7, "PostgreSQL's; the other is in test_210_verify.py"
+    assert len(VIEWS.keys() - {"pubsub_verification", "pubsub_sequences"}) == 7, (
+        "PostgreSQL's; the others are in scenarios"
+    )
 
 
 async def rows(catalog: Catalog, sql: str) -> list[tuple[object, ...]]:
@@ -193,3 +196,11 @@ async def test_errors(catalog: Catalog, sql: str, kind: type[PubsubError], messa
     with pytest.raises(PubsubError) as caught:
         await select(catalog, sql)
     assert (type(caught.value), caught.value.message) == (kind, message)
+
+
+async def test_options_of_19_stand_at_the_end_of_pg_subscription(catalog: Catalog) -> None:
+    shown = "SELECT subwalrcvtimeout, subretaindeadtuples, submaxretention FROM pg_subscription WHERE oid = 16384"
+    assert await rows(catalog, shown) == [("-1", False, 0)]
+    changes = replace(SubscriptionOptions(), wal_receiver_timeout=90.0, max_retention_duration=5)
+    await catalog.alter_subscription(16384, options=changes)
+    assert await rows(catalog, shown) == [("90s", False, 5)]

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from catalog.records import SubscriptionRel, TableStorage
+from catalog.records import SubscriptionRel, SubscriptionSequence, TableStorage
 from catalog.states import RelState
 from launcher import housekeeper
 from launcher.housekeeper import Housekeeper
@@ -30,6 +30,7 @@ from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.settings import DailyWindow, HousekeepingSettings
+from tablesync.sequence_table import sequence_table
 from tests.support.json_transactions import JsonTransactions
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False)])
@@ -38,6 +39,7 @@ COLUMNS = pa.schema([pa.field("id", pa.int64(), False)])
 class Catalog:
     def __init__(self) -> None:
         self.relations: list[SubscriptionRel] = []
+        self.sequences: list[Any] = []
         self.storage: dict[int, TableStorage] = {}
         self.counter = 1
         self.taken_over = False
@@ -52,7 +54,11 @@ class Catalog:
         return self.counter
 
     async def state(self) -> Any:
-        return SimpleNamespace(relations=tuple(self.relations), storage=tuple(self.storage.values()))
+        return SimpleNamespace(
+            relations=tuple(self.relations),
+            storage=tuple(self.storage.values()),
+            sequences=tuple(self.sequences),
+        )
 
     async def put_statistics(self, storage: list[TableStorage]) -> None:
         self.storage |= {one.relid: one for one in storage}
@@ -184,6 +190,17 @@ def test_a_table_that_is_still_to_be_made_is_not_looked_at(node: Node) -> None:
     node.catalog.relations[0] = made
     node.catalog.counter += 1
     assert node.turn() == ["t1"]
+
+
+def test_the_table_of_a_subscription_s_sequences_is_kept_small_too(node: Node) -> None:
+    path = str(node.home / "sequences")
+    assert delta.create_empty(node.engine.transactions, sequence_table(path), {})
+    one = SubscriptionSequence(1, 5, "public", "s", RelState.INIT, 1, False, path, "{}", None, None, None)
+    node.catalog.sequences = [one]
+    assert node.turn() == [], "it may not be there yet"
+    node.catalog.sequences = [replace(one, last_value=1, is_called=True, lsn=Lsn(9))]
+    node.catalog.counter += 1
+    assert node.turn() == ["sequences"]
 
 
 def test_a_table_that_rests_is_left_alone(node: Node) -> None:

@@ -35,6 +35,7 @@ class Publisher:
     """What the commands ask of a publisher, in place of a connection.  `tables`: what is published, by oid."""
 
     dbname = "d"
+    server_version = 180000
 
     def __init__(self) -> None:
         self.tables: dict[int, str] = {}

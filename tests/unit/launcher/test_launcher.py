@@ -92,6 +92,7 @@ class FakeRunner:
         self.applies = True
         self.waiting: dict[int, Warned] = {}
         self.syncing: dict[int, Any] = {}
+        self.sequences: Any = None
         self.error_cleared = self.failing = False
         self.lasting: dict[str, Any] = {}
         self.changes = 0

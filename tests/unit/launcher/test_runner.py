@@ -28,6 +28,9 @@ class FakeCatalog:
             for relid, name in TABLES.items()
         ]
 
+    async def sequences(self, subid: int) -> list[Any]:
+        return []
+
     async def clear_worker_stats(self, *_: Any) -> None: ...
 
     async def put_statistics(self, **_: Any) -> None: ...

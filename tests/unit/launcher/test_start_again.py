@@ -25,6 +25,9 @@ class Catalog:
     async def relations(self, _: int) -> list[Any]:
         return []
 
+    async def sequences(self, _: int) -> list[Any]:
+        return []
+
     async def clear_worker_stats(self, _: int) -> None:
         return
 

@@ -82,10 +82,22 @@ def test_a_server_that_is_ready() -> None:
     assert worst(check_server(SERVER)) == []
 
 
+def test_19_needs_no_level_of_its_own_for_logical_decoding() -> None:
+    """A logical slot raises effective_wal_level; on a standby the primary's counts."""
+    assert worst(check_server(replace(SERVER, version=190000, wal_level="replica"))) == []
+    standby = replace(SERVER, version=190000, wal_level="replica", in_recovery=True)
+    assert [one.message for one in worst(check_server(standby))] == [
+        'logical decoding on standby requires "effective_wal_level" >= "logical" on the primary',
+        "the publisher is a standby",
+    ]
+    assert [one.severity for one in worst(check_server(replace(standby, wal_level="logical")))] == ["warning"]
+
+
 @pytest.mark.parametrize(
     ("change", "severity", "message"),
     [
         ({"wal_level": "replica"}, "error", 'logical decoding requires "wal_level" >= "logical"'),
+        ({"wal_level": "minimal", "version": 190000}, "error", 'logical decoding requires "wal_level" >= "logical"'),
         ({"free_replication_slots": 0}, "error", "all replication slots are in use"),
         ({"free_replication_slots": 2}, "warning", "only 2 of max_replication_slots = 10 are free"),
         ({"free_wal_senders": 0}, "error", "number of requested standby connections exceeds"),

@@ -20,6 +20,7 @@ from pubsub.sql.statements import (
     Enable,
     Owner,
     RefreshPublication,
+    RefreshSequences,
     Rename,
     ResyncTable,
     Select,
@@ -60,6 +61,26 @@ def test_options_are_read_as_postgresql_reads_them() -> None:
     assert (found.target, found.on_table_error) == ("Sales", "isolate")
     assert found.stop_lsn == Lsn.parse("0/16B3748")
     assert options_of("stop_lsn = none").stop_lsn is None
+    assert [options_of(f"wal_receiver_timeout = {text}").wal_receiver_timeout for text in ("'10s'", "0", "-1")] == [
+        10,
+        0,
+        None,
+    ]
+    found = options_of("retain_dead_tuples = false, max_retention_duration = 100")
+    assert (found.retain_dead_tuples, found.max_retention_duration) == (False, 100)
+
+
+@pytest.mark.parametrize(
+    "text", ["CREATE SUBSCRIPTION s SERVER f PUBLICATION p WITH (enabled = false)", 'ALTER SUBSCRIPTION s SERVER "F"']
+)
+def test_a_foreign_server_is_refused_by_name(text: str) -> None:
+    with pytest.raises(PubsubError, match=r"SUBSCRIPTION \.\.\. SERVER is not supported") as caught:
+        parse_one(text)
+    assert caught.value.sqlstate == "0A000"
+    assert caught.value.hint is not None
+    assert "service file" in caught.value.hint
+    with pytest.raises(PubsubError, match="syntax error at end of input"):
+        parse_one(text.split(" SERVER", maxsplit=1)[0] + " SERVER")
 
 
 def test_connect_false_turns_off_what_needs_the_publisher() -> None:
@@ -117,6 +138,16 @@ def test_slot_name_none_is_not_the_default() -> None:
         ("target = ''", 'invalid value for parameter "target": ""', "22023"),
         ("batch_rows = 0", '0 is outside the valid range for parameter "batch_rows" (1 .. 2147483647)', "22023"),
         ("batch_age = '1 year'", 'invalid value for parameter "batch_age": "1 year"', "22023"),
+        ("retain_dead_tuples = on", "retain_dead_tuples is not supported", "0A000"),
+        ("max_retention_duration = '10s'", "max_retention_duration requires an integer value", "42601"),
+        ("max_retention_duration", "max_retention_duration requires an integer value", "42601"),
+        ("max_retention_duration = -5", 'option "max_retention_duration" cannot be negative', "22023"),
+        ("wal_receiver_timeout = foo", 'invalid value for parameter "wal_receiver_timeout": "foo"', "22023"),
+        (
+            "wal_receiver_timeout = -2",
+            '-2 ms is outside the valid range for parameter "wal_receiver_timeout" (0 ms .. 2147483647 ms)',
+            "22023",
+        ),
         ("stop_lsn = '0/x'", 'invalid input syntax for type pg_lsn: "0/x"', "22P02"),
     ],
 )
@@ -143,6 +174,7 @@ def test_a_redundant_option_is_pointed_at() -> None:
         ("DISABLE;", Disable()),
         ("CONNECTION 'x'", Connection("x")),
         ("REFRESH PUBLICATION", RefreshPublication()),
+        ("refresh Sequences", RefreshSequences()),
         ("REFRESH PUBLICATION WITH (copy_data = off)", RefreshPublication(copy_data=False)),
         ("SET PUBLICATION a, b WITH (refresh = false)", SetPublication(("a", "b"), refresh=False)),
         ("ADD PUBLICATION a WITH (copy_data = false)", AddPublication(("a",), copy_data=False)),
