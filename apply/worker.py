@@ -203,7 +203,8 @@ class ApplyWorker:
         stream: Stream
         if filler is not None:
             with self.figures.waits_for("the place in the WAL archive where its slot's gap begins to be found"):
-                stream = await filler.start(options, self._settings, self._warned)
+                patience = limits(subscription, self._settings).receiver_timeout
+                stream = await filler.start(options, self._settings, patience, self._warned)
         else:
             try:
                 stream = await replication.start(connection, slot_name, start.origin, options)

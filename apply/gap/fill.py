@@ -91,7 +91,11 @@ class Filler:
         return not self._gap.begins
 
     async def start(
-        self, options: Mapping[str, str], settings: Settings, on_warning: Callable[[PublisherError], None]
+        self,
+        options: Mapping[str, str],
+        settings: Settings,
+        receiver_timeout: float,
+        on_warning: Callable[[PublisherError], None],
     ) -> DecodingProcess:
         """Start decoding at the gap's beginning; `options` are pgoutput's.  Raises PublisherError, ConnectionFailure."""
         gap, archive = self._gap, self._subscription.options.wal_archive
@@ -113,7 +117,7 @@ class Filler:
                 gap.begins,
                 Path(archive),
                 work_mem=settings.logical_decoding_work_mem,
-                receiver_timeout=settings.wal_receiver_timeout,
+                receiver_timeout=receiver_timeout,
                 scratch=scratch,
                 on_warning=on_warning,
             )
