@@ -168,7 +168,8 @@ class Filler:
     async def explained(self, error: PublisherError) -> PublisherError:
         """Return an error of the decoding with what to do about it; for missing WAL, what a copy of all tables would cost."""
         hint, kind = explained_stream(error).hint, PublisherError
-        if error.sqlstate == _UNDEFINED_FILE:
+        # A position is told of WAL, not of a directory that cannot be read.
+        if error.sqlstate == _UNDEFINED_FILE and error.context is not None:
             kind = SlotLost
             hint = (
                 "Restore the file to the archive, or copy anew with ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the "

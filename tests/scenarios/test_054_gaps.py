@@ -196,6 +196,23 @@ def test_the_archive_has_a_hole(replica: Followed, archive: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_archive_is_away(replica: Followed, archive: Path) -> None:
+    """That is no missing segment: tables are not copied anew because of it."""
+    replica.subscribe(on_slot_loss="resync")
+    generations = replica.generations()
+    replica.alter("DISABLE")
+    replica.execute("UPDATE t SET n = 1")
+    replica.lose_the_slot()
+    archive.rename(archive.with_name("elsewhere"))
+    replica.alter("ENABLE")
+    found = failure(replica, f'could not open directory "{archive}": No such file or directory')
+    assert found["error"].startswith("could not fill the gap")
+    archive.with_name("elsewhere").rename(archive)
+    replica.goes_on()
+    assert replica.generations() == generations, "a table was copied"
+
+
+@pytest.mark.full
 def test_the_slot_is_made_anew_by_hand(replica: Followed) -> None:
     """It begins too late; so it does if the worker ends between the making of a slot and its position."""
     replica.subscribe()
@@ -286,3 +303,56 @@ def test_every_table_is_copied_anew_if_the_subscription_says_so(replica: Followe
     replica.alter(f"SET (wal_archive = '{replica.archive}')")
     replica.goes_on()
     assert replica.generations() == again
+
+
+@pytest.mark.full
+def test_a_standby_without_the_slot_takes_over(replica: Followed, server: EmbeddedPostgres) -> None:
+    """What was not received lies on both timelines, partly only in the archive."""
+    replica.subscribe()
+    generations = replica.generations()
+    with server.make_standby("sb") as standby:
+        replica.alter("DISABLE")
+        for number in range(4):
+            replica.execute(f"UPDATE t SET n = {number} WHERE id < 20; INSERT INTO u VALUES ({number + 1})")
+            replica.query("SELECT pg_switch_wal()")
+        ((lsn,),) = replica.query("SELECT pg_current_wal_lsn()::text")
+        wait_until(
+            lambda: standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)], "the standby's replay"
+        )
+        server.kill()
+        standby.promote()
+        replica.database = Database(standby, "postgres")
+        for number in range(4):
+            replica.execute(f"UPDATE t SET n = n + 1 WHERE id < 30; INSERT INTO u VALUES ({number + 11})")
+            replica.query("SELECT pg_switch_wal()")
+        replica.execute("CHECKPOINT")
+        replica.alter(f"CONNECTION '{replica.conninfo}'")
+        replica.alter("ENABLE")
+        replica.goes_on()
+        assert replica.generations() == generations, "a table was copied"
+        replica.alter("DISABLE")
+        replica.alter("SET (slot_name = NONE)")
+        replica.drop()
+
+
+@pytest.mark.full
+def test_a_slot_that_was_idle_for_too_long(replica: Followed, server: EmbeddedPostgres) -> None:
+    replica.subscribe()
+    generations = replica.generations()
+    replica.alter("DISABLE")
+    replica.execute("UPDATE t SET n = 1")
+    server.execute("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
+    server.query("SELECT pg_reload_conf()")
+
+    def lost() -> bool:
+        replica.execute("CHECKPOINT")
+        return replica.is_lost()
+
+    wait_until(lost, "the slot to be invalidated")
+    server.execute("ALTER SYSTEM RESET idle_replication_slot_timeout")
+    server.query("SELECT pg_reload_conf()")
+    with captured_logs() as logs:
+        replica.alter("ENABLE")
+        replica.goes_on()
+    assert any(entry.get("reason") == "it was invalidated: idle_timeout" for entry in logs)
+    assert replica.generations() == generations, "a table was copied"

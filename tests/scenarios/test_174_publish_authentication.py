@@ -171,7 +171,9 @@ def test_a_stream_can_be_cancelled(passed_on: Publish) -> None:
     walsender = pq.PGconn.connect(
         passed_on.conninfo(user="postgres", password=PASSWORD, replication="database").encode()
     )
-    walsender.exec_(b"CREATE_REPLICATION_SLOT c TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')")
+    # An error drops temporary slots, as PostgreSQL's does; so only the other one is there afterwards.
+    walsender.exec_(b"CREATE_REPLICATION_SLOT t TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')")
+    walsender.exec_(b"CREATE_REPLICATION_SLOT c LOGICAL pgoutput (SNAPSHOT 'nothing')")
     started = walsender.exec_(b"START_REPLICATION SLOT c LOGICAL 0/0 (proto_version '4', publication_names 'p')")
     assert started.status == pq.ExecStatus.COPY_BOTH
     walsender.get_cancel().cancel()
@@ -182,6 +184,8 @@ def test_a_stream_can_be_cancelled(passed_on: Publish) -> None:
     assert result is not None
     assert result.error_field(pq.DiagnosticField.SQLSTATE) == b"57014"
     assert walsender.get_result() is None
+    gone = walsender.exec_(b"DROP_REPLICATION_SLOT t")
+    assert gone.error_field(pq.DiagnosticField.SQLSTATE) == b"42704"
     assert walsender.exec_(b"DROP_REPLICATION_SLOT c").command_status == b"DROP_REPLICATION_SLOT"
     walsender.finish()
 
