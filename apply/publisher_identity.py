@@ -141,7 +141,7 @@ async def check_position(
     began = None if start is None else Lsn(start)
     if standing.held > identity.xlogpos:
         await _check_end_of_wal(connection, standing, other=other, standby=standby)
-    if slot is None or slot.wal_status == "lost" or slot.confirmed_flush_lsn is None:
+    if slot is None or slot.lost or slot.confirmed_flush_lsn is None:
         return began
     if other:
         _check_slot_of_another_system(slot, standing)
@@ -323,7 +323,7 @@ async def explained(connection: Connection, error: PublisherError, slot: SlotInf
         hint = "Set wal_level = logical in the publisher's postgresql.conf, and restart it."
     elif error.sqlstate == replication.UNDEFINED_OBJECT and slot is None:
         hint, kind = RESYNC_HINT, SlotLost
-    elif slot is not None and slot.wal_status == "lost":
+    elif slot is not None and slot.lost:
         # invalidation_reason came with 17; an older server's detail tells the reason.
         reason = f"Its wal_status is lost; invalidation_reason: {slot.invalidation_reason or 'wal_removed'}."
         detail = f"{detail} {reason}" if detail else reason

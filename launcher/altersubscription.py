@@ -345,7 +345,7 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
     await check_system(connection, subscription)
     name = subscription.slot_name
     slot = await slots.slot_info(connection, name) if name is not None else None
-    if name is not None and (slot is None or slot.wal_status == "lost"):
+    if name is not None and (slot is None or slot.lost):
         state = "does not exist" if slot is None else "has been invalidated"
         raise NotInPrerequisiteState(
             f'replication slot "{name}" {state}',
@@ -364,7 +364,7 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
     """
     two_phase = subscription.options.two_phase_state == "e"
     slot = await slots.slot_info(connection, name)
-    if slot is not None and slot.wal_status == "lost":
+    if slot is not None and slot.lost:
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
     if slot is None:

@@ -63,7 +63,7 @@ def about_slot(
     )
     if slot is None:
         return Warned(f'replication slot "{name}" does not exist on the publisher', hint=hint)
-    if slot.wal_status == "lost":
+    if slot.lost:
         reason = slot.invalidation_reason or "wal_removed"
         return Warned(f'replication slot "{name}" has been invalidated', f"The reason is {reason}.", hint)
     kept, safe = slot.retained_bytes or 0, slot.safe_wal_size

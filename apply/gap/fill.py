@@ -65,16 +65,11 @@ def find(subscription: Subscription, identity: SystemIdentity, slot: SlotInfo | 
         return None  # positions of another system mean nothing here
     if slot is None:
         return Gap(standing.begins, None, "it does not exist")
-    if is_lost(slot):
+    if slot.lost:
         return Gap(standing.begins, None, f"it was invalidated: {slot.invalidation_reason or 'wal_removed'}")
     if standing.begins and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > standing.begins:
         return Gap(standing.begins, slot, f"it begins at {slot.confirmed_flush_lsn}")
     return None
-
-
-def is_lost(slot: SlotInfo) -> bool:
-    """Tell whether the slot was invalidated: no stream can be had from it any more."""
-    return slot.wal_status == "lost" or slot.invalidation_reason is not None
 
 
 class Filler:
@@ -149,7 +144,7 @@ class Filler:
         async with await self._connect() as connection:
             await faults.reached("gap: caught up")
             there = await slots.slot_info(connection, self._slot_name)
-            if there is not None and not is_lost(there):
+            if there is not None and not there.lost:
                 raise StartAgain(f'replication slot "{self._slot_name}" has been made: it is looked at again')
             await replication.drop_slot(connection, self._slot_name, missing_ok=True)
             return await replication.create_slot(

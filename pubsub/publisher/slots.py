@@ -35,6 +35,11 @@ class SlotInfo:
     retained_bytes: int | None
     """Bytes of WAL kept for the slot: from restart_lsn to the end of the WAL."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether the slot was invalidated, for whatever reason: no stream can be had from it any more."""
+        return self.wal_status == "lost"
+
 
 @dataclass(frozen=True, slots=True)
 class SlotWait:

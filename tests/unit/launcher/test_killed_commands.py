@@ -80,7 +80,7 @@ class Publisher:
         ]
 
     async def slot_info(self, *_: object) -> SimpleNamespace:
-        return SimpleNamespace(name="s", wal_status="reserved", confirmed_flush_lsn=self.slot)
+        return SimpleNamespace(name="s", lost=False, confirmed_flush_lsn=self.slot)
 
     async def advance_slot(self, *_: object) -> Lsn:
         self.step()
