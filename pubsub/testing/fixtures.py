@@ -131,13 +131,13 @@ def any_publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """An empty database on PostgreSQL 18."""
-    yield from _fresh(_shared(request)["18"])
+    yield from fresh(_shared(request)["18"])
 
 
 @pytest.fixture(params=VERSIONS)
 def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """An empty database on each version in turn."""
-    yield from _fresh(_shared(request)[request.param])
+    yield from fresh(_shared(request)[request.param])
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +156,8 @@ def spark() -> Iterator[Spark]:
         spark.stop()
 
 
-def _fresh(server: EmbeddedPostgres) -> Iterator[Database]:
+def fresh(server: EmbeddedPostgres) -> Iterator[Database]:
+    """Yield an empty database of the server, and drop it afterwards: the body of a fixture."""
     name = f"test_{next(_numbers)}"
     server.create_database(name)
     yield Database(server, name)

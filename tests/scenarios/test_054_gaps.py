@@ -52,7 +52,7 @@ class Followed(Replica):
         return found == [("lost",)]
 
     def lose_the_slot(self) -> None:
-        """Write until the server has invalidated the slot, which nobody reads."""
+        """Write until the server has invalidated the slot, which has no reader."""
 
         def write() -> bool:
             self.execute("INSERT INTO u SELECT coalesce(max(id), 0) + g FROM u, generate_series(1, 1000) g GROUP BY g")
@@ -120,10 +120,7 @@ def written(replica: Followed) -> Iterator[None]:
 def replica(node: RunningNode, server: EmbeddedPostgres) -> Iterator[Followed]:
     replica = Followed(node, Database(server, "postgres"))
     yield replica
-    if replica.created:
-        replica.alter("DISABLE")
-        replica.alter("SET (slot_name = NONE)")
-        replica.drop()
+    replica.leave()
 
 
 def test_a_lost_slot_is_made_anew_and_its_gap_is_filled(replica: Followed) -> None:
@@ -330,9 +327,7 @@ def test_a_standby_without_the_slot_takes_over(replica: Followed, server: Embedd
         replica.alter("ENABLE")
         replica.goes_on()
         assert replica.generations() == generations, "a table was copied"
-        replica.alter("DISABLE")
-        replica.alter("SET (slot_name = NONE)")
-        replica.drop()
+        replica.leave()
 
 
 @pytest.mark.full

@@ -386,7 +386,7 @@ def test_commands_on_a_subscription_are_interrupted_at_any_moment(cli: Cli, data
     statement = "DROP SUBSCRIPTION s" if action == "DROP" else f"ALTER SUBSCRIPTION s {action}"
     r = random.Random(len(action))
     ended: Counter[int] = Counter()
-    # The reader answers nobody, for as long as it takes.
+    # The reader never answers keepalives.
     patient = database.server.conninfo(database.name, replication="database", options="-c wal_sender_timeout=0")
     reader = psycopg.connect(patient, autocommit=True)
     with contextlib.closing(reader), database.server.connect(database.name) as other:

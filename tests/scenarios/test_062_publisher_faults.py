@@ -40,10 +40,7 @@ class Followed(Replica):
 def replica(node: RunningNode, server: EmbeddedPostgres) -> Iterator[Replica]:
     replica = Followed(node, Database(server, "postgres"))
     yield replica
-    if replica.created:
-        replica.alter("DISABLE")
-        replica.alter("SET (slot_name = NONE)")
-        replica.drop()
+    replica.leave()
 
 
 def status(replica: Replica) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_repack(upstreams: Servers, version: str) -> None:
 
 @on_19
 def test_repack_beside_changes(version: str) -> None:
-    """REPACK (CONCURRENTLY) applies the changes made meanwhile to its own copy: these are nobody else's.
+    """REPACK (CONCURRENTLY) applies the changes made meanwhile to its own copy; decoding leaves them out.
 
     A session that has the table locked, and no xid, makes changes after the copy: REPACK waits for its lock.
     """

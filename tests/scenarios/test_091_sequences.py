@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,23 +9,17 @@ import pytest
 
 from pubsub.errors import PubsubError
 from pubsub.publisher.check import check
-from pubsub.testing.fixtures import Database, Servers
+from pubsub.testing.fixtures import Database, Servers, fresh
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, read, wait_until
 
 pytestmark = pytest.mark.full  # a server of another version than the base's
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture
 def database(servers: Servers) -> Iterator[Database]:
     """An empty database on PostgreSQL 19."""
-    name = f"sequences_{next(_numbers)}"
-    server = servers["19"]
-    server.create_database(name)
-    yield Database(server, name)
-    server.drop_database(name)
+    yield from fresh(servers["19"])
 
 
 def sequences(replica: Replica) -> dict[str, tuple[str, int | None, bool | None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -11,22 +10,16 @@ from deltalake import DeltaTable
 from pubsub.publisher import publication
 from pubsub.publisher.check import check
 from pubsub.publisher.connection import Connection
-from pubsub.testing.fixtures import Database, Servers
+from pubsub.testing.fixtures import Database, Servers, fresh
 from tests.support.replica import Replica, wait_until
 
 pytestmark = pytest.mark.full  # a server of another version than the base's
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture
 def database(servers: Servers) -> Iterator[Database]:
     """An empty database on PostgreSQL 19."""
-    name = f"except_{next(_numbers)}"
-    server = servers["19"]
-    server.create_database(name)
-    yield Database(server, name)
-    server.drop_database(name)
+    yield from fresh(servers["19"])
 
 
 def write_to_all(replica: Replica, first: int) -> None:

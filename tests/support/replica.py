@@ -253,6 +253,13 @@ class Replica:
         for table in tables:
             assert_read_alike(self.path(table), self.node.spark)
 
+    def leave(self) -> None:
+        """Drop the subscription, if there is one, whatever its publisher has become: the slot goes with the server."""
+        if self.created:
+            self.alter("DISABLE")
+            self.alter("SET (slot_name = NONE)")
+            self.drop()
+
     def drop_slot(self) -> None:
         """Drop the subscription's slot on the publisher, and end the stream that uses it."""
         self.database.server.drop_slot(self.name)

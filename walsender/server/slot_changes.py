@@ -67,7 +67,7 @@ async def changes(session: Session, function: str, arguments: Sequence[Any]) -> 
 
 
 async def _move(store: SlotStore, slot: Slot, confirmed_flush_lsn: int, restart_lsn: int) -> None:
-    """Move the slot, durably: whoever gets the rows has no origin by which to skip them after a crash of this server."""
+    """Move the slot, durably: the rows' reader has no origin by which to skip them after a crash of this server."""
     old = slot.confirmed_flush_lsn, slot.restart_lsn
     slot.confirmed_flush_lsn, slot.restart_lsn, slot.changed = confirmed_flush_lsn, restart_lsn, True
     try:
