@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -42,6 +42,9 @@ from pubsub.publisher.connection import Connection
 
 logger = structlog.get_logger()
 
+#: Called with the schemas and names of tables that the stream has and the subscription has not.
+OnUnknownTables = Callable[[Collection[tuple[str, str]]], None]
+
 
 def _names(batch: Batch) -> set[tuple[str, str]]:
     """Return the schemas and names under which the batch's relations are announced."""
@@ -61,6 +64,7 @@ class ApplyTables:
         subscription: Subscription,
         handover: Handover,
         follower: Follower | None = None,
+        on_unknown_tables: OnUnknownTables = lambda _: None,
     ) -> None:
         self.origin = f"pg_{subscription.oid}"
         self._catalog = catalog
@@ -69,6 +73,7 @@ class ApplyTables:
         self._name = subscription.name
         self._handover = handover
         self._follower = follower
+        self._on_unknown_tables = on_unknown_tables
         self._renames = Renames(follower) if follower is not None else None
         self._refresh = ColumnRefresh(catalog, subscription.oid, follower) if follower is not None else None
         self._ready = ReadyTables(catalog, subscription.oid, handover)
@@ -123,6 +128,10 @@ class ApplyTables:
         # An unknown table may have joined just now, without a copy; its rows must not be dropped.
         if self.relations.unread or not _names(batch) <= self.relations.by_name.keys():
             await self.relations.load()
+            named = {r.oid: (r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
+            here = self.relations
+            if unknown := {at for oid, at in named.items() if oid not in here.entries and at not in here.by_name}:
+                self._on_unknown_tables(unknown)
 
     async def _follow_renames(self, batch: Batch, until_committed: UntilCommitted | None) -> None:
         """Rename tables that the publisher renamed, and use our names in the batch; or refuse the batch."""

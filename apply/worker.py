@@ -29,7 +29,7 @@ from apply.schema_changes.follow import Follower, Publisher
 from apply.snapshot_point import SnapshotPoint, snapshot_point
 from apply.staging.destination import Destination
 from apply.staging.staged_table import StagedTable
-from apply.tables import ApplyTables
+from apply.tables import ApplyTables, OnUnknownTables
 from apply.twophase import PreparedStore, TwoPhase
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, Warned
@@ -82,6 +82,7 @@ class ApplyWorker:
         writers: TableWriters,
         handover: Handover,
         settings: Settings,
+        on_unknown_tables: OnUnknownTables = lambda _: None,
     ) -> None:
         self.figures = Figures()
         self.streaming = False
@@ -94,7 +95,12 @@ class ApplyWorker:
         self._handover = handover
         self._settings = settings
         self._tables = ApplyTables(
-            catalog, node_id, subscription, handover, follower(catalog, subscription, engine.transactions)
+            catalog,
+            node_id,
+            subscription,
+            handover,
+            follower(catalog, subscription, engine.transactions),
+            on_unknown_tables,
         )
         self._tables_changed = asyncio.Event()
         self._broken = asyncio.Event()

@@ -226,6 +226,11 @@ async def _remember_generation(connection: AsyncConnection, subid: int, relid: i
         await connection.execute(update(_S).where(_S.c.oid == subid, known < copied).values(left_generation=copied))
 
 
+async def relids(connection: AsyncConnection, subid: int) -> set[int]:
+    """Return the oids of the subscription's tables, within the caller's transaction."""
+    return set((await connection.execute(select(_T.c.relid).where(_T.c.subid == subid))).scalars())
+
+
 async def insert_relations(connection: AsyncConnection, subid: int, relations: Sequence[NewRelation]) -> None:
     """Insert tables within the caller's transaction.  Raises DuplicateObject as `add_relations` does."""
     if not relations:
@@ -238,7 +243,7 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
     taken = {row.path: row.name for row in owners}
     left = (await connection.execute(select(_S.c.left_generation).where(_S.c.oid == subid))).scalar_one_or_none()
     joined = 0 if left is None else left + 1
-    known = set((await connection.execute(select(_T.c.relid).where(_T.c.subid == subid))).scalars())
+    known = await relids(connection, subid)
     for new in relations:
         if new.relid in known:
             raise DuplicateObject(f'relation "{new.schema}.{new.name}" is already part of the subscription')

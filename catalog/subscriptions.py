@@ -21,7 +21,7 @@ from catalog.records import (
     Subscription,
     SubscriptionChanges,
 )
-from catalog.relations import copy_relation_again, delete_relations, insert_relations
+from catalog.relations import copy_relation_again, delete_relations, insert_relations, relids
 from catalog.sequences import change_sequences
 from pubsub.errors import DuplicateObject, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -88,15 +88,19 @@ class Subscriptions(Database):
     ) -> None:
         """Change fields, if any are given, and remove and add tables, all in one transaction.
 
-        `sequences`: the oids of those that leave, and those that join.
+        `sequences`: the oids of those that leave, and those that join.  A table of `join` that is there already stays as it is:
+        the launcher and a command may add it at the same time.
 
         Raises as `alter_subscription` and `add_relations` do.
         """
         async with self._write(bump=True) as connection:
             if changes:
                 await _alter(connection, oid, changes)
+            else:
+                await _one(connection, oid)
             await delete_relations(connection, oid, leave)
-            await insert_relations(connection, oid, join)
+            there = await relids(connection, oid)
+            await insert_relations(connection, oid, [one for one in join if one.relid not in there])
             await change_sequences(connection, oid, *sequences)
 
     async def copy_again(

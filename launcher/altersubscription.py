@@ -15,6 +15,7 @@ from apply.publisher_identity import check_system
 from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
+from catalog.store import Catalog
 from launcher import option_effects, published_sequences, published_tables
 from launcher.client_session import Session, paused
 from launcher.slot_creation import make_slot
@@ -29,7 +30,7 @@ from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified
-from pubsub.sql.options import SubscriptionOptions, TwoPhaseState
+from pubsub.sql.options import SubscriptionOptions, TwoPhaseState, refuse_new_tables_in_two_phase
 from pubsub.sql.typechoices import TypeChoices
 
 _REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
@@ -172,23 +173,14 @@ async def _refresh(
                 session, connection, subscription.name, subscription.publications, besides=have
             )
         if subscription.options.schema_changes == "follow":
-            relations = await _follow_names(session, subscription, relations, published)
+            relations = await follow_names(session.catalog, subscription.oid, relations, published)
             await session.catalog.ask_for_columns(subscription.oid)
         gone, new = _difference(relations, published)
         if subscription.options.binary:
             await published_tables.refuse_binary(connection, new)
-        changes = await _first_connection(subscription, connection)
+        changes = await first_connection(subscription, connection)
         target = changes.get("target", subscription.target)
-        plans = await published_tables.plan(
-            session,
-            connection,
-            new,
-            target,
-            copy_data=copy_data,
-            create_tables=subscription.options.create_tables,
-            choices=TypeChoices.parse(subscription.options.types),
-        )
-        await published_tables.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
+        plans = await _plan(session, subscription, connection, new, gone, target, copy_data=copy_data)
         new_sequences = await published_sequences.joining(
             session,
             joined,
@@ -219,9 +211,41 @@ async def _refresh(
             session.notice(f'sequence "{name}" added to subscription "{subscription.name}"', "DEBUG1")
 
 
-async def _follow_names(
+async def _plan(
     session: Session,
     subscription: Subscription,
+    connection: Connection,
+    new: dict[Oid, PublishedTable],
+    gone: list[SubscriptionRel],
+    target: str,
+    *,
+    copy_data: bool,
+) -> list[published_tables.Plan]:
+    """Plan the tables that join, without those that the launcher adds meanwhile (new_tables = follow)."""
+    while True:
+        try:
+            return await published_tables.plan(
+                session,
+                connection,
+                new,
+                target,
+                copy_data=copy_data,
+                create_tables=subscription.options.create_tables,
+                choices=TypeChoices.parse(subscription.options.types),
+                subid=subscription.oid,
+                leaving={relation.path for relation in gone},
+            )
+        except PubsubError:
+            leaving = {relation.relid for relation in gone}
+            here = {relation.relid for relation in await session.catalog.relations(subscription.oid)} - leaving
+            if not here & new.keys():
+                raise
+            new = {relid: table for relid, table in new.items() if relid not in here}
+
+
+async def follow_names(
+    catalog: Catalog,
+    subid: int,
     relations: list[SubscriptionRel],
     published: dict[Oid, PublishedTable],
 ) -> list[SubscriptionRel]:
@@ -230,7 +254,7 @@ async def _follow_names(
     for relation in relations:
         now = published.get(Oid(relation.relid))
         if now is not None and (now.schema, now.name) != (relation.schema, relation.name):
-            await session.catalog.rename_relation(subscription.oid, relation.relid, now.schema, now.name)
+            await catalog.rename_relation(subid, relation.relid, now.schema, now.name)
             relation = replace(relation, schema=now.schema, name=now.name)
         found.append(relation)
     return found
@@ -257,7 +281,7 @@ def _difference(
     return gone, {oid: table for oid, table in published.items() if oid not in kept}
 
 
-async def _first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
+async def first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
     """Return what CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses an unexpected system."""
     identity = await check_system(connection, subscription)
     if subscription.publisher_system_identifier is not None:
@@ -311,7 +335,7 @@ async def resync(session: Session, subscription: Subscription, names: tuple[Qual
         oids = {(table.schema, table.name): relid for relid, table in published.items()}
         if subscription.options.schema_changes == "follow":
             # Of a stream that is lost, no message tells of a new name.
-            wanted = await _follow_names(session, subscription, wanted, published)
+            wanted = await follow_names(catalog, oid, wanted, published)
         for relation in wanted:
             if (relation.schema, relation.name) not in oids:
                 raise UndefinedTable(
@@ -385,6 +409,7 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:
     given = options.specified
     option_effects.tell(session, options)
+    refuse_new_tables_in_two_phase(subscription.options.merge(options))
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:

@@ -23,6 +23,7 @@ from launcher import standing
 from launcher.failures import traced, typed
 from launcher.housekeeper import Housekeeper
 from launcher.monitor import Monitors, combined
+from launcher.new_tables import NewTables
 from launcher.pin_requests import PinRequests
 from launcher.point_requests import PointRequests
 from launcher.repairs import RepairRequests
@@ -74,6 +75,7 @@ class Launcher:
         self._repair_requests = RepairRequests(catalog, engine, self.runners)
         self._verifier = Verifier(settings.verify, catalog, verify)
         self._slot_losses = SlotLosses(settings, catalog, self.wake)
+        self._new_tables = NewTables(settings, catalog, self.wake)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
@@ -90,6 +92,7 @@ class Launcher:
             settings,
             WorkerSlots(settings.max_logical_replication_workers),
             self._slot_losses,
+            self._new_tables,
         )
 
     async def run(self) -> None:
@@ -130,6 +133,7 @@ class Launcher:
                     pass
             housekeeping.cancel()
             verifying.cancel()
+            await self._new_tables.close()
             await self._slot_losses.close()
             await self._point_requests.close()
             await self._repair_requests.close()
@@ -158,6 +162,7 @@ class Launcher:
         subscriptions = await self._catalog.subscriptions()
         self._monitors.watch(subscriptions)
         wanted = {s.oid: s for s in subscriptions if s.enabled and s.paused is None}
+        self._new_tables.watch(wanted.values())
         self._paused = {s.oid: s.name for s in subscriptions if s.paused is not None}
         self._rest_until = {oid: until for oid, until in self._rest_until.items() if oid in wanted}
         for oid, runner in self.runners.items():
@@ -238,6 +243,7 @@ class Launcher:
             task.cancel()
         await self._have_ended(set(self._tasks.values()))
         await asyncio.gather(*self._ends.values())
+        await self._new_tables.close()
         await self._monitors.close()
 
     async def _have_ended(self, tasks: set[asyncio.Task[None]]) -> None:
@@ -316,6 +322,7 @@ class Launcher:
         publishers = {oid: combined(look, (), {}, self._away_since(oid, look, None)) for oid, look in looks.items()}
         for oid, runner in list(self.runners.items()):
             warnings = dict(runner.lasting)
+            warnings |= {warning.message: warning for warning in self._new_tables.warnings(oid)}
             figures = runner.apply.figures if runner.apply is not None else None
             if figures is not None:
                 warnings |= {warning.message: warning for warning in figures.warnings(time.monotonic())}

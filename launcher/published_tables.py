@@ -129,10 +129,13 @@ async def plan(
     copy_data: bool,
     create_tables: bool,
     choices: TypeChoices | None = None,
+    subid: int | None = None,
+    leaving: Collection[str] = (),
 ) -> list[Plan]:
     """Plan `tables`, without those that have no column to replicate, of which the client is told.
 
-    Raises for the first that cannot be replicated or read, or whose Delta table may not be used.
+    `subid`: the subscription, if there is one yet; `leaving`: paths in the warehouse that the same command frees.  Raises for the
+    first that cannot be replicated or read, or whose Delta table may not be used.
     """
     from apply.schema_changes.table_definition import target_table
 
@@ -154,6 +157,7 @@ async def plan(
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
+    await _refuse_owned(session.catalog, plans, leaving, subid)
     return [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
         for one in plans
@@ -218,11 +222,10 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
             )
 
 
-async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:
+async def _refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str], subid: int | None) -> None:
     """Refuse paths in the warehouse that another table has, or that differ from such a path only in case.
 
-    Some file systems treat such names as the same, and so do engines that read tables by name.  `leaving` are the
-    paths that the same command frees.
+    Some file systems treat such names as the same, and so do engines that read tables by name.
     """
     state = await catalog.state()
     names = {s.oid: s.name for s in state.subscriptions}
@@ -231,6 +234,7 @@ async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Colle
         for r in state.relations
         if r.path not in leaving
     }
+    own = {r.path: r for r in state.relations if r.subid == subid}
     for one in plans:
         path, relation = one.target.path, one.target.relation
         other = taken.get(path.casefold())
@@ -238,6 +242,12 @@ async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Colle
             taken[path.casefold()] = (path, relation, "")
             continue
         other_path, other_relation, owner = other
+        if path in own and own[path].qualified_name != relation:
+            raise DuplicateObject(
+                f'the Delta table for relation "{relation}" is that of relation "{other_relation}"',
+                detail=f"That table had this name before; it lies at {path}.",
+                hint="Give the new table another name on the publisher.",
+            )
         if other_path == path:
             raise DuplicateObject(
                 f'the Delta table for relation "{relation}" belongs to subscription "{owner}"',

@@ -31,6 +31,7 @@ from catalog.records import OF_SEQUENCES, Subscription, SubscriptionRel, TableRo
 from catalog.store import Catalog
 from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, traced, typed
+from launcher.new_tables import NewTables
 from launcher.slot_losses import SlotLosses
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.spark.engine import Engine
@@ -60,6 +61,7 @@ class NodeServices:
     settings: Settings
     workers: WorkerSlots
     slot_losses: SlotLosses
+    new_tables: NewTables
 
 
 class Runner:
@@ -197,6 +199,7 @@ class Runner:
                     writers=self._node.writers,
                     handover=self.handover,
                     settings=self._node.settings,
+                    on_unknown_tables=lambda names: self._node.new_tables.seen(self.subscription.oid, names),
                 )
                 try:
                     await worker.run()

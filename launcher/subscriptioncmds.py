@@ -87,7 +87,6 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         choices=choices,
     )
     published_tables.refuse_unknown_columns(choices, plans)
-    await published_tables.refuse_owned(session.catalog, plans)
     sequences = await published_sequences.joining(
         session,
         await published_sequences.published_sequences(connection, statement.publications),

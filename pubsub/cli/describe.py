@@ -138,7 +138,7 @@ def _subscriptions(state: State, pattern: str, plus: bool) -> Answer:
         columns += (
             "Binary", "Streaming", "Two-phase commit", "Disable on error", "Origin", "Password required", "Run as owner?",
             "Failover", "Synchronous commit", "Conninfo", "Skip LSN", "Target", "Types", "On table error", "Stop LSN",
-            "WAL archive", "On slot loss",
+            "WAL archive", "On slot loss", "New tables",
         )  # fmt: skip
     from pubsub.sql.conninfo import mask_conninfo
 
@@ -153,7 +153,7 @@ def _subscriptions(state: State, pattern: str, plus: bool) -> Answer:
                 o.binary, _STREAMING[o.streaming], o.two_phase_state, o.disable_on_error, o.origin, o.password_required,
                 o.run_as_owner, o.failover, o.synchronous_commit, mask_conninfo(one.conninfo), str(one.skip_lsn),
                 one.target, o.types, o.on_table_error, None if o.stop_lsn is None else str(o.stop_lsn),
-                o.wal_archive, o.on_slot_loss,
+                o.wal_archive, o.on_slot_loss, o.new_tables,
             )  # fmt: skip
         rows.append(row)
     return Answer("List of subscriptions", columns, rows)

@@ -23,6 +23,7 @@ Streaming = Literal["off", "on", "parallel"]
 Origin = Literal["any", "none"]
 OnTableError = Literal["stop", "isolate"]
 OnSlotLoss = Literal["stop", "resync"]
+NewTables = Literal["ignore", "follow"]
 SchemaChanges = Literal["follow", "refuse"]
 DroppedColumns = Literal["keep", "drop"]
 #: subtwophasestate: disabled; pending, until all tables are ready; enabled (pg_subscription.h).
@@ -92,6 +93,7 @@ class SubscriptionOptions:
     stop_lsn: Lsn | None = None
     wal_archive: str | None = None
     on_slot_loss: OnSlotLoss = "stop"
+    new_tables: NewTables = "ignore"
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
@@ -126,6 +128,7 @@ STORED_OPTIONS: Final = (
     "stop_lsn",
     "wal_archive",
     "on_slot_loss",
+    "new_tables",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -151,6 +154,7 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
             raise SqlSyntaxError("conflicting or redundant options", statement=statement, position=option.position)
         given[option.name] = _READERS[option.name](option)
     found = SubscriptionOptions(**given, specified=frozenset(given))
+    refuse_new_tables_in_two_phase(found)
     if not found.connect:
         for name in ("enabled", "create_slot", "copy_data"):
             if given.get(name):
@@ -167,6 +171,12 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
                 sqlstate=SqlSyntaxError.default_sqlstate,
             )
     return found
+
+
+def refuse_new_tables_in_two_phase(options: SubscriptionOptions) -> None:
+    """Refuse new_tables = follow with two_phase, in which no table may be added with a copy (AlterSubscription_refresh)."""
+    if options.new_tables == "follow" and options.two_phase:
+        raise _exclusive("two_phase = true", "new_tables = follow")
 
 
 def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
@@ -384,6 +394,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "wal_receiver_timeout": _receiver_timeout,
     "target": _target,
     "types": _types,
+    "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),
     "schema_changes": _choice("follow", "refuse"),

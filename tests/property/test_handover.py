@@ -62,7 +62,9 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        node = NodeServices("9", Catalog(world), Engine(world), world.delta, SETTINGS, WorkerSlots(world.places), None)  # type: ignore[arg-type]
+        node = NodeServices(
+            "9", Catalog(world), Engine(world), world.delta, SETTINGS, WorkerSlots(world.places), None, None
+        )  # type: ignore[arg-type]
         self.runner = Runner(SUBSCRIPTION, node, Handover())
         self.killed = False
         self.tasks = [asyncio.create_task(self.keep()), asyncio.create_task(self.poll())]

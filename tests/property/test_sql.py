@@ -63,6 +63,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "binary": st.sampled_from(["true", "false"]),
     "origin": st.sampled_from(["any", "none"]),
     "target": st.text(characters, min_size=1, max_size=10),
+    "new_tables": st.sampled_from(["ignore", "follow"]),
     "on_slot_loss": st.sampled_from(["stop", "resync"]),
     "wal_archive": st.sampled_from(["none", "/archive", "/with 'quotes' and, more"]),
     "on_table_error": st.sampled_from(["stop", "isolate"]),
