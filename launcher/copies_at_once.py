@@ -5,6 +5,7 @@
     order      the catalog's, which is that of the tables' oids; a table that pauses lets the next one go first
     first      tables in state c, whatever the limit: the apply worker's commits wait for them, so copies of others must not
                stand before them
+    window     no copy begins outside copies.window; one that has begun goes on, because its slot retains WAL
     again      wal_retrieve_retry_interval after the table's failure, as in PostgreSQL
 
 (tablesync.c: process_syncing_tables_for_apply.)  A sync worker that was chosen here still asks for one of the slots
@@ -15,9 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
 
 from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
+from pubsub.setting_tables import DailyWindow
+
+ALWAYS: Final = DailyWindow.parse("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,12 @@ class Chosen:
 class CopiesAtOnce:
     """Chooses the tables of one subscription that are copied.  Times are those of one monotonic clock, in seconds."""
 
-    def __init__(self, most: int, pause: float) -> None:
-        """`most` is max_sync_workers_per_subscription, `pause` wal_retrieve_retry_interval."""
+    def __init__(self, most: int, pause: float, window: DailyWindow = ALWAYS) -> None:
+        """`most` is max_sync_workers_per_subscription, `pause` wal_retrieve_retry_interval, `window` copies.window."""
         self._most = most
         self._pause = pause
+        self._window = window
+        self._closed = False
         self._failed_at: dict[int, float] = {}
 
     @property
@@ -67,13 +75,16 @@ class CopiesAtOnce:
         promised: Collection[int] = (),
         applies: bool,
         now: float,
+        today: datetime | None = None,
     ) -> Chosen:
         """Choose the tables whose sync workers begin now.
 
         `relations` are the subscription's tables in the catalog's order; `running` are the oids of those that have a
         worker, also one that waits for its slot.  `promised` are the oids of those in state c.  `applies`: the apply worker
-        has its slot.
+        has its slot.  `today`: the time of the day, if there is a window.
         """
+        opens = self._window.wait(today) if today is not None else 0.0
+        self._closed = opens > 0
         begin: list[SubscriptionRel] = []
         without: set[int] = set()
         pauses: list[float] = []
@@ -81,7 +92,10 @@ class CopiesAtOnce:
             if not needs_sync_worker(relation) or relation.relid in running:
                 continue
             rest = self._failed_at.get(relation.relid, -1e9) + self._pause - now
-            if rest > 0:
+            if self._closed and not _has_begun(relation):
+                without.add(relation.relid)
+                pauses.append(opens)
+            elif rest > 0:
                 pauses.append(rest)
             elif not applies or (relation.relid not in promised and len(running) + len(begin) >= self._most):
                 without.add(relation.relid)
@@ -94,6 +108,8 @@ class CopiesAtOnce:
 
         PostgreSQL reports nothing about this.
         """
+        if self._closed:
+            return Warned("waits for the window of copies", f'Copies begin within "copies.window", {self._window}.')
         if self._most == 0:
             return Warned(
                 "waits for a sync worker",
@@ -102,6 +118,11 @@ class CopiesAtOnce:
             )
         names = ", ".join(at_work)
         return Warned(f"waits for one of {self._most} sync workers", f"They are at work on {names}." if names else None)
+
+
+def _has_begun(relation: SubscriptionRel) -> bool:
+    """Return whether the table is past the beginning of its copy, or has stopped and only gives its slot up."""
+    return relation.state is not RelState.INIT or relation.stopped
 
 
 def needs_sync_worker(relation: SubscriptionRel) -> bool:

@@ -44,7 +44,7 @@ from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
-from pubsub.settings import HousekeepingSettings
+from pubsub.setting_tables import HousekeepingSettings
 from pubsub.texts import first_line
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 import structlog
@@ -82,7 +83,9 @@ class Runner:
         self._sequences_changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._copies = CopiesAtOnce(
-            node.settings.max_sync_workers_per_subscription, node.settings.wal_retrieve_retry_interval
+            node.settings.max_sync_workers_per_subscription,
+            node.settings.wal_retrieve_retry_interval,
+            node.settings.copies.window,
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         # Tables that had stopped when their worker began: it only drops the slot.
@@ -254,6 +257,7 @@ class Runner:
                 promised=self.handover.promised.keys(),
                 applies=self._may_begin,
                 now=time.monotonic(),
+                today=datetime.now().astimezone(),
             )
             self._without = chosen.without
             for relation in chosen.begin:

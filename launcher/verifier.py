@@ -20,7 +20,7 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import typed
 from pubsub.errors import PubsubError
-from pubsub.settings import VerifySettings
+from pubsub.setting_tables import VerifySettings
 
 Verify = Callable[[str, bool], Awaitable[Mapping[str, Any]]]
 """Verifies the subscription of that name, by a sample or not; returns the document of `pubsub verify --json`."""

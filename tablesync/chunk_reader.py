@@ -50,6 +50,8 @@ class CopySource:
     """The approximate size of the publisher's table."""
     longest: int | None = None
     """The most bytes that a row may take as COPY sends it; None: as many as it likes."""
+    max_rate: float = 0
+    """The most bytes to read per second, by all that read it at once; 0: as fast as they come."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.table})"
@@ -120,7 +122,7 @@ def read(
     from pubsub.protocol.text.copy_csv import InvalidCopiedField, parse_copy
 
     try:
-        yield from copy_out.batches(connection, copy_statement, schema, parse_copy, source.longest)
+        yield from copy_out.batches(connection, copy_statement, schema, parse_copy, source.longest, source.max_rate)
     except copy_out.RowTooLong as error:
         # The message says all: a task's error reaches the daemon without its hint.
         raise ProgramLimitExceeded(

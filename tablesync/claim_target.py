@@ -15,7 +15,7 @@ from pubsub.delta.places import is_reached
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
-from pubsub.settings import HousekeepingSettings
+from pubsub.setting_tables import HousekeepingSettings
 
 # Delta writes a checkpoint within every so-manieth commit, which takes seconds.  Housekeeping writes them beside the
 # commits (housekeeping/upkeep.py), and long before.

@@ -113,7 +113,8 @@ def copy(
     log = arrow_writer.writable_log(table.path, transactions)
     secrets = {"conninfo": source.conninfo, "stores": object_stores.configured()}
     with task_secrets.sent(context, secrets) as given:
-        held = _InTasks(replace(source, conninfo=""), given)
+        at_once = min(parallelism(session), len(ranges(plan.edges)))
+        held = _InTasks(replace(source, conninfo="", max_rate=source.max_rate / at_once), given)
         if log is None:
             _copy_by_statement(session, held, table, record, done, ranges(plan.edges))
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import ConnectionFailure
 from pubsub.publisher import copy_out
-from pubsub.settings import OWN_PASSWORDS
+from pubsub.setting_tables import OWN_PASSWORDS
 from tablesync import task_secrets
 from tablesync.task_secrets import TaskSecrets
 

@@ -45,8 +45,9 @@ class PublisherTable:
         slot: str,
         figures: Figures,
         longest: int | None = None,
+        max_rate: float = 0,
     ) -> None:
-        """`slot` names the sync slot, and is the application_name of all connections.  `longest`: see CopySource."""
+        """`slot` names the sync slot, and is the application_name of all connections.  `longest`, `max_rate`: see CopySource."""
         self.relation = relation
         """The table as of the worker's last read of the catalog."""
         self.slot = slot
@@ -55,6 +56,7 @@ class PublisherTable:
         self._subscription = subscription
         self._figures = figures
         self._longest = longest
+        self._max_rate = max_rate
 
     async def connect(self, *, replication: bool) -> Connection:
         """Connect to the publisher as the sync worker.  Raises ConnectionFailure."""
@@ -81,6 +83,7 @@ class PublisherTable:
             lsn=str(lsn),
             bytes=definition.bytes,
             longest=self._longest,
+            max_rate=self._max_rate,
         )
         return Described(
             definition, target, source, conditions(subscription, found, definition, target, publishing, file)

@@ -83,8 +83,8 @@ class SyncWorker:
         self._handover = handover
         self._settings = settings
         self._slot = sync_slot_name(subscription.oid, relation.relid, node_id)
-        longest = settings.max_message_size
-        self._table = PublisherTable(subscription, relation, self._slot, self.figures, longest)
+        longest, max_rate = settings.max_message_size, settings.copies.max_rate
+        self._table = PublisherTable(subscription, relation, self._slot, self.figures, longest, max_rate)
         self._catch_up = CatchUp(
             subscription,
             self._table,

@@ -8,7 +8,8 @@ import resource
 
 import structlog
 
-from pubsub.settings import FILE_NAME, Settings, names_secret
+from pubsub.setting_tables import names_secret
+from pubsub.settings import FILE_NAME, Settings
 from pubsub.sql.conninfo import MASK, mask_conninfo
 
 logger = structlog.get_logger()

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Bytes of CSV parsed by Arrow at once.
 _CHUNK_BYTES: Final = 4 << 20
 _LOOK_AGAIN: Final = 1000  # milliseconds
+_LONGEST_WAIT: Final = 3600.0  # seconds: poll takes no number of milliseconds
 
 
 def part_of_table(
@@ -161,8 +163,9 @@ def batches(
     schema: pa.Schema,
     parse: Callable[[bytes, pa.Schema], pa.RecordBatch],
     longest: int | None = None,
+    max_rate: float = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time.
+    """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time, `max_rate` bytes per second at most (0: no limit).
 
     Raises psycopg.Error, RowTooLong for a row of more than `longest` bytes, and as `parse` does.
 
@@ -180,6 +183,7 @@ def batches(
     held: list[bytes] = []
     size = 0
     looked = False
+    rate = Rate(max_rate)
     while True:
         length, row = next_row(1)
         if length == 0:
@@ -196,6 +200,7 @@ def batches(
             # A row may take a gigabyte: it is gone before its values are written.
             del row
             yield _parsed(held, size, longest, schema, parse)
+            rate.keep(pgconn.socket, size)
             size = 0
     ended = _result(pgconn)
     assert ended is not None
@@ -205,6 +210,24 @@ def batches(
         pass
     if held:
         yield _parsed(held, size, longest, schema, parse)
+
+
+class Rate:
+    """Keeps a reader to a number of bytes per second; 0: no limit."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    def keep(self, connection: int, nbytes: int) -> None:
+        """Wait until so many more bytes may be read; no longer than the socket `connection` lives (Cut)."""
+        if not self._rate:
+            return
+        self._free_at = max(self._free_at, time.monotonic()) + nbytes / self._rate
+        broken = select.poll()
+        broken.register(connection, 0)
+        while (left := self._free_at - time.monotonic()) > 0 and not broken.poll(min(left, _LONGEST_WAIT) * 1000):
+            pass
 
 
 def _parsed(

@@ -14,7 +14,8 @@ from launcher import subscriptioncmds
 from launcher.client_session import Session as ClientSession
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import HousekeepingSettings, Settings
+from pubsub.setting_tables import HousekeepingSettings
+from pubsub.settings import Settings
 from pubsub.sql.parser import parse_one
 from tests.simulation import catalog
 from tests.simulation.chance import Chance

@@ -30,7 +30,7 @@ from pubsub import faults, jars, java_classes, object_stores
 from pubsub.delta.spark import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.reorderbuffer import files
-from pubsub.settings import names_secret
+from pubsub.setting_tables import names_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

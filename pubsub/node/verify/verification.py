@@ -40,7 +40,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.publication import Operations
-from pubsub.settings import VerifySettings
+from pubsub.setting_tables import VerifySettings
 from pubsub.sql.identifiers import quote_qualified
 from tablesync.row_forms import CannotCompare, Published, published, row_form, source_table
 

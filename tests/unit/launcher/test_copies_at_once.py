@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
 from launcher.copies_at_once import Chosen, CopiesAtOnce, needs_sync_worker
+from pubsub.setting_tables import DailyWindow
 
 PAUSE = 5.0
 
@@ -118,3 +120,25 @@ def test_what_the_other_tables_wait_for() -> None:
     )
     assert CopiesAtOnce(2, PAUSE).turn([]) == Warned("waits for one of 2 sync workers", None)
     assert CopiesAtOnce(0, PAUSE).turn([]).hint == 'Increase "max_sync_workers_per_subscription".'
+
+
+def test_copies_begin_within_their_window_and_go_on_behind_it() -> None:
+    """What has begun retains WAL by its slot: it is followed up whatever the time."""
+    copies = CopiesAtOnce(9, PAUSE, DailyWindow.parse("22:00-04:00"))
+    tables = [
+        table(1),
+        table(2, state=RelState.DATASYNC),
+        table(3, state=RelState.FINISHEDCOPY),
+        table(4, state=RelState.READY, sync_slot="s"),
+        table(5, stopped=True, sync_slot="s"),
+        table(6),
+    ]
+    at = datetime(2026, 5, 4, 21, 59, 30, tzinfo=UTC)
+    chosen = copies.choose(tables, [], applies=True, now=0.0, today=at)
+    assert (begun(chosen), chosen.without, list(chosen.pauses)) == ([2, 3, 4, 5], {1, 6}, [30.0, 30.0])
+    assert copies.turn([]) == Warned(
+        "waits for the window of copies", 'Copies begin within "copies.window", 22:00-04:00.'
+    )
+    chosen = copies.choose(tables, [2, 3, 4, 5], applies=True, now=30.0, today=at.replace(hour=22, minute=0, second=0))
+    assert (begun(chosen), chosen.without) == ([1, 6], frozenset())
+    assert copies.turn([]).message == "waits for one of 9 sync workers"

@@ -29,7 +29,7 @@ from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import DailyWindow, HousekeepingSettings
+from pubsub.setting_tables import DailyWindow, HousekeepingSettings
 from tablesync.sequence_table import sequence_table
 from tests.support.json_transactions import JsonTransactions
 

@@ -20,7 +20,9 @@ from catalog.records import Command, PublisherStatus, Warned
 from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import HousekeepingSettings, Settings
+from pubsub.setting_tables import HousekeepingSettings
+from pubsub.settings import Settings
+from pubsub.sql.options import SubscriptionOptions
 from tests.support.captured_logs import captured_logs
 from tests.support.virtual_time import run
 
@@ -146,7 +148,9 @@ class FakeMonitors:
 
 
 def subscription(oid: int, *, generation: int = 1, enabled: bool = True) -> Any:
-    return SimpleNamespace(oid=oid, name=f"s{oid}", generation=generation, enabled=enabled, paused=None)
+    return SimpleNamespace(
+        oid=oid, name=f"s{oid}", generation=generation, enabled=enabled, paused=None, options=SubscriptionOptions()
+    )
 
 
 async def started(catalog: FakeCatalog, engine: Any = None) -> tuple[Launcher, asyncio.Task[None]]:

@@ -14,6 +14,7 @@ from apply.worker_statistics import Figures
 from launcher.runner import Runner
 from launcher.worker_slots import WorkerSlots
 from pubsub.errors import Overtaken, StartAgain
+from pubsub.setting_tables import CopiesSettings
 from tests.support.virtual_time import run
 
 PAUSE = 5.0
@@ -39,7 +40,10 @@ def runner_of(*, disable_on_error: bool) -> Runner:
     options = SimpleNamespace(disable_on_error=disable_on_error, on_table_error="isolate")
     subscription: Any = SimpleNamespace(oid=1, name="s", options=options)
     settings = SimpleNamespace(
-        wal_retrieve_retry_interval=PAUSE, catalog_poll_interval=1.0, max_sync_workers_per_subscription=1
+        wal_retrieve_retry_interval=PAUSE,
+        catalog_poll_interval=1.0,
+        max_sync_workers_per_subscription=1,
+        copies=CopiesSettings(),
     )
     node: Any = SimpleNamespace(
         node_id="n", catalog=Catalog(), engine=None, writers=None, settings=settings, workers=WorkerSlots(1)

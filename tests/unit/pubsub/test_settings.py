@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.settings import PARAMETERS, DailyWindow, Settings
+from pubsub.setting_tables import DailyWindow
+from pubsub.settings import PARAMETERS, Settings
 
 
 def load(home: Path, text: str) -> Settings:
@@ -22,6 +23,8 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
     assert dict(settings.show_all()) == {
         "catalog_poll_interval": "1s",
         "catalog_timeout": "30s",
+        "copies.max_rate": "0",
+        "copies.window": "",
         "drain_timeout": "30s",
         "housekeeping.deleted_file_retention": "1h",
         "housekeeping.enabled": "on",
@@ -84,6 +87,12 @@ def test_units_become_bytes_and_seconds(tmp_path: Path) -> None:
     assert settings.wal_retrieve_retry_interval == 0.25
     assert settings.logical_decoding_work_mem == 1024 * 1024
     assert settings.max_message_size == 2 * 1024 * 1024
+
+
+def test_copies(tmp_path: Path) -> None:
+    found = load(tmp_path, '[copies]\nwindow = "22:00-6:00"\nmax_rate = "20MB"')
+    assert found.copies.max_rate == 20 << 20
+    assert (found.show("copies.window"), found.show("copies.max_rate")) == ("22:00-06:00", "20MB")
 
 
 def test_housekeeping(tmp_path: Path) -> None:
@@ -200,6 +209,7 @@ def test_an_unknown_name_is_refused(tmp_path: Path, text: str, message: str) -> 
         ('wal_receiver_timeout = "fast"', 'invalid value for parameter "wal_receiver_timeout": "fast"', _TIMES),
         ("spark = 3", 'parameter "spark" must be a table', None),
         ("[spark]\nmaster = 3", 'invalid value for parameter "spark.master": "3"', None),
+        ('[copies]\nwindow = "25:00-26:00"', '"25:00-26:00" is no window of the day', 'Write it as in "22:00-04:00".'),
         ("housekeeping = 3", 'parameter "housekeeping" must be a table', None),
         (
             '[housekeeping]\nlog_retention = "30s"',

@@ -20,7 +20,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import HousekeepingSettings
+from pubsub.setting_tables import HousekeepingSettings
 from tablesync.claim_target import claim_target
 from tests.support.json_transactions import JsonTransactions
 

@@ -29,7 +29,7 @@ from pubsub.cli import watch
 from pubsub.cli.screen import View, lines, spark
 from pubsub.cli.watch import Left, Source, press, read_keys
 from pubsub.monitoring.document import Query, document
-from pubsub.settings import HttpSettings
+from pubsub.setting_tables import HttpSettings
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.texts import printable
 from tests.support.watched_node import HOSTILE, observed, picture, served

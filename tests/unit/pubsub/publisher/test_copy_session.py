@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pubsub.errors import ConnectionFailure, PubsubError
-from pubsub.publisher import connection
+from pubsub.publisher import connection, copy_out
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut, session
 
@@ -88,3 +88,35 @@ def test_a_connection_string_that_cannot_be_read() -> None:
         session("host=h password=un'spoken nonsense", "copy")
     assert caught.value.sqlstate == "42601"
     assert "spoken" not in caught.value.report(verbose=True)
+
+
+def test_a_rate_is_kept_and_a_broken_connection_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that came faster are waited for; a Cut, which breaks the socket, does not wait for them."""
+    here, there = socket.socketpair()
+    with here, there:
+        waits: list[float] = []
+        now = 100.0
+        monkeypatch.setattr(copy_out.time, "monotonic", lambda: now)
+
+        class Poll:
+            def register(self, _: int, events: int) -> None:
+                assert not events, "rows that have come do not end the wait"
+
+            def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+                nonlocal now
+                waits.append(milliseconds / 1000)
+                now += waits[-1]
+                return []
+
+        monkeypatch.setattr(copy_out.select, "poll", Poll)
+        rate = copy_out.Rate(1000)
+        for later, nbytes in ((0.0, 500), (0.1, 500), (5.0, 2000), (0.0, 0), (0.0, 4_000_000)):
+            now += later
+            rate.keep(here.fileno(), nbytes)
+        assert waits == [pytest.approx(0.5), pytest.approx(0.5), pytest.approx(2.0), 3600.0, pytest.approx(400.0)]
+        copy_out.Rate(0).keep(here.fileno(), 1 << 40)
+        assert len(waits) == 5
+        monkeypatch.undo()
+        there.send(b"rows")
+        here.shutdown(socket.SHUT_RDWR)
+        copy_out.Rate(1).keep(here.fileno(), 1 << 40)
