@@ -54,8 +54,9 @@ class Pauses(Subscriptions, Holder):
         unlock = await self._lock_pause(oid)
         try:
             paused = f'{command} of process {os.getpid()} on host "{socket.gethostname()}"'
-            await self.alter_subscription(oid, paused=paused)
             try:
+                # Inside: a command that is interrupted here has stored it all the same.
+                await self.alter_subscription(oid, paused=paused)
                 yield
             finally:
                 with suppress(UndefinedObject):  # DROP SUBSCRIPTION

@@ -303,7 +303,11 @@ def test_signals_end_the_command_at_any_point(tmp_path: Path) -> None:
         @contextmanager
         def started(*more: str) -> Iterator[subprocess.Popen[bytes]]:
             pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            with subprocess.Popen([*command, *more], env=environment, **pipes) as process:
+            # A suite under nohup ignores SIGHUP, and so would the command.
+            before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            process = subprocess.Popen([*command, *more], env=environment, **pipes)
+            signal.signal(signal.SIGHUP, before)
+            with process:
                 try:
                     yield process
                 finally:

@@ -99,6 +99,8 @@ def test_refresh_publication_adds_and_removes_sequences(replica: Replica) -> Non
     replica.execute("DROP SEQUENCE a", "CREATE SEQUENCE c START 9", "SELECT nextval('b')", "SELECT nextval('b')")
     replica.alter("REFRESH PUBLICATION")
     wait_until(lambda: in_delta(path(replica)) == [("public", "b", 7, False), ("public", "c", 9, False)], "the change")
+    # The catalog has it after the Delta table.
+    wait_until(lambda: all_ready(replica), "the sequences' synchronization")
     assert sequences(replica) == {"b": ("r", 7, False), "c": ("r", 9, False)}, "b had been synchronized"
     replica.execute("CREATE SEQUENCE d")
     replica.alter("REFRESH PUBLICATION WITH (copy_data = false)")

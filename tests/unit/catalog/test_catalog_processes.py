@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from catalog.records import Request
+from catalog.records import Request, Subscription
 from catalog.requests import RequestTimeoutError
 from catalog.store import Catalog
 from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError, UndefinedObject
@@ -253,6 +254,34 @@ async def test_a_killed_command_s_pause_is_ended(catalog: Catalog, location: Pat
     assert (await catalog.subscription(sub.oid)).paused is None
     async with catalog.pause(sub.oid, "NEXT"):
         pass
+
+
+async def test_a_command_interrupted_while_its_pause_is_stored(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction goes on, and is taken back: without a daemon nobody else would."""
+    sub = await catalog.create_subscription(new())
+    alter, stored = catalog.alter_subscription, asyncio.Event()
+
+    async def then_wait(oid: int, **changes: Any) -> Subscription:
+        altered = await alter(oid, **changes)
+        if changes["paused"] is not None:
+            stored.set()
+            await asyncio.Event().wait()
+        return altered
+
+    async def command() -> None:
+        async with catalog.pause(sub.oid, "RESYNC"):
+            pytest.fail("it was interrupted before")
+
+    monkeypatch.setattr(catalog, "alter_subscription", then_wait)
+    running = asyncio.create_task(command())
+    await stored.wait()
+    assert (await catalog.subscription(sub.oid)).paused is not None
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await catalog.subscription(sub.oid)).paused is None
 
 
 async def test_the_pause_of_a_dropped_subscription(catalog: Catalog) -> None:
