@@ -232,6 +232,7 @@ async def _plan(
                 copy_data=copy_data,
                 create_tables=subscription.options.create_tables,
                 choices=TypeChoices.parse(subscription.options.types),
+                layouts=subscription.options.layouts,
                 subid=subscription.oid,
                 leaving={relation.path for relation in gone},
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from catalog.records import NewRelation
 from catalog.states import RelState
@@ -31,10 +31,14 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
+from pubsub.sql.layouts import Layout, Layouts, not_published
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
     from pubsub.delta.table import TargetTable
+
+#: clusteringColumns: delta.clustering.validateNumClusteringColumns.
+_MOST_CLUSTERED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ async def plan(
     copy_data: bool,
     create_tables: bool,
     choices: TypeChoices | None = None,
+    layouts: Layouts | None = None,
     subid: int | None = None,
     leaving: Collection[str] = (),
 ) -> list[Plan]:
@@ -157,6 +162,8 @@ async def plan(
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
+    for one in plans:
+        refuse_layout(one.target, (layouts or Layouts()).of(one.definition.schema, one.definition.name))
     await _refuse_owned(session.catalog, plans, leaving, subid)
     return [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
@@ -261,6 +268,48 @@ async def _refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Coll
             if not owner
             else "Give the subscription a folder of its own: WITH (target = '…').",
         )
+
+
+def refuse_unknown_tables(layouts: Layouts, plans: Collection[Plan]) -> None:
+    """Refuse tables of partition_by, cluster_by and table_properties that are not published."""
+    published = {(one.definition.schema, one.definition.name) for one in plans}
+    for option, schema, name in layouts.tables():
+        if (schema, name) not in published:
+            raise not_published(option, [f'"{schema}.{name}"'])
+
+
+def refuse_layout(target: TargetTable, layout: Layout) -> None:
+    """Refuse what Delta cannot do: columns that are not there, or that cannot partition or cluster a table."""
+    from pubsub.delta.table import can_cluster, can_partition
+
+    for option, columns in (("partition_by", layout.partition_by), ("cluster_by", layout.cluster_by)):
+        for column in columns:
+            if column not in target.schema.names:
+                raise UndefinedObject(
+                    f'column "{column}" of table "{target.relation}" in subscription option {option} is not published',
+                    sqlstate="42703",
+                )
+    for name in layout.partition_by:
+        if not can_partition(target.schema.field(name).type):
+            raise FeatureNotSupported(
+                f'column "{name}" cannot partition the Delta table of "{target.relation}"',
+                detail="Numbers, texts, dates, timestamps and Booleans can: the values of other types have several texts.",
+            )
+    if len(layout.partition_by) == len(target.schema):
+        raise FeatureNotSupported(
+            f'the Delta table of "{target.relation}" cannot be partitioned by all of its columns',
+            detail="Its data files would be empty.",
+        )
+    if len(layout.cluster_by) > _MOST_CLUSTERED:
+        raise FeatureNotSupported(
+            f'the Delta table of "{target.relation}" cannot be clustered by more than {_MOST_CLUSTERED} columns'
+        )
+    for name in layout.cluster_by:
+        if not can_cluster(target.schema.field(name).type):
+            raise FeatureNotSupported(
+                f'column "{name}" cannot cluster the Delta table of "{target.relation}"',
+                detail="Delta keeps no least and greatest value of its type.",
+            )
 
 
 async def _refuse_unreadable(connection: Connection, one: Plan) -> None:

@@ -85,8 +85,10 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         copy_data=options.copy_data,
         create_tables=options.create_tables,
         choices=choices,
+        layouts=options.layouts,
     )
     published_tables.refuse_unknown_columns(choices, plans)
+    published_tables.refuse_unknown_tables(options.layouts, plans)
     sequences = await published_sequences.joining(
         session,
         await published_sequences.published_sequences(connection, statement.publications),

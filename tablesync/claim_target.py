@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from apply.schema_changes import attributes
@@ -16,6 +17,7 @@ from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.setting_tables import HousekeepingSettings
+from pubsub.sql.layouts import Layout
 
 # Delta writes a checkpoint within every so-manieth commit, which takes seconds.  Housekeeping writes them beside the
 # commits (housekeeping/upkeep.py), and long before.
@@ -30,12 +32,13 @@ async def claim_target(
     housekeeping: HousekeepingSettings,
     start_spark: Callable[[], Awaitable[None]],
     properties: Mapping[str, str] | None = None,
+    relation: SubscriptionRel | None = None,
 ) -> None:
     """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own.
 
-    A new table has these `properties`, and keeps removed files and its log as `housekeeping` says.  A table that somebody
-    else made becomes ours by its properties, so that a later copy may replace what this one brings; it also leaves
-    checkpoints to housekeeping, unless it says itself how often Delta is to write one.
+    A new table has these `properties`, lies as the subscription says of `relation`, and keeps removed files and its log as
+    `housekeeping` says.  A table that somebody else made becomes ours by its properties, so that a later copy may replace what
+    this one brings; it also leaves checkpoints to housekeeping, unless it says itself how often Delta is to write one.
     Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable; Conflict
     if the table was altered at this moment.
     """
@@ -75,9 +78,13 @@ async def claim_target(
         | checkpoints
         | retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
     )
-    if not await engine.run_without_spark(delta.create_empty, engine.transactions, target, identity | kept):
+    layout = subscription.options.layouts.of(relation.schema, relation.name) if relation is not None else Layout()
+    target = replace(target, partitioned_by=layout.partition_by, clustered_by=layout.cluster_by)
+    known = {**layout.properties, **identity, **kept}
+    # Only Spark's statement checks a layout.
+    if layout or not await engine.run_without_spark(delta.create_empty, engine.transactions, target, known):
         await start_spark()
-        await engine.run(delta.create, target, identity | kept)
+        await engine.run(delta.create, target, known)
 
 
 def made_definition(relation: SubscriptionRel, app_id: str) -> str | None:

@@ -194,7 +194,16 @@ class SyncWorker:
 
     async def _claim(self, target: TargetTable, properties: Mapping[str, str] | None = None) -> None:
         kept = self._settings.housekeeping
-        await claim_target(target, self._subscription, self._node_id, self._engine, kept, self._start_spark, properties)
+        await claim_target(
+            target,
+            self._subscription,
+            self._node_id,
+            self._engine,
+            kept,
+            self._start_spark,
+            properties,
+            self.relation,
+        )
 
     async def _start_spark(self) -> None:
         with self.figures.waits_for("Spark to start"):

@@ -255,7 +255,7 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
 
 
 def create(spark: SparkSession, table: TargetTable, identity: Mapping[str, str]) -> None:
-    """Create the table as `create_empty` does, but by Spark's statement."""
+    """Create the table as `create_empty` does, but by Spark's statement, and so partitioned or clustered as `table` says."""
     if exists(table.path):
         check_columns(table)
         return
@@ -266,6 +266,10 @@ def create(spark: SparkSession, table: TargetTable, identity: Mapping[str, str])
         builder = builder.addColumn(field.name, column_types.spark_ddl(field.type), nullable=field.nullable)
     for name, value in _settings(table, identity).items():
         builder = builder.property(name, value)
+    if table.partitioned_by:
+        builder = builder.partitionedBy(*table.partitioned_by)
+    if table.clustered_by:
+        builder = builder.clusterBy(*table.clustered_by)
     builder.execute()
 
 
@@ -300,6 +304,18 @@ def _needs_mapping(table: TargetTable) -> bool:
 def needs_mapping(name: str) -> bool:
     """Return whether the name is not allowed for a column in data files, so that the column must be mapped."""
     return bool(column_types.UNSAFE_NAME & set(name))
+
+
+def can_partition(data_type: pa.DataType) -> bool:
+    """Return whether a column of this type can partition a table that our files go to (log/demands.py)."""
+    kinds = pa.types
+    of_values = (kinds.is_integer, kinds.is_string, kinds.is_date32, kinds.is_boolean, kinds.is_timestamp)
+    return any(is_kind(data_type) for is_kind in of_values)
+
+
+def can_cluster(data_type: pa.DataType) -> bool:
+    """Return whether Delta takes a column of this type into CLUSTER BY."""
+    return _has_statistics(data_type) and not pa.types.is_nested(data_type)
 
 
 def _has_statistics(data_type: pa.DataType) -> bool:

@@ -1,0 +1,210 @@
+"""The subscription options partition_by, cluster_by and table_properties: how the Delta tables of a subscription lie.
+
+    partition_by = 'public.orders (region), sales.* (country, kind)'
+    cluster_by = 'public.customers (zip)'
+    table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
+
+Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns, or
+properties, in parentheses.  For a table's columns the element that says most about it counts alone; properties are joined, and
+the one that says most goes before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
+The options take effect when a Delta table is created; changing them does not affect existing tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
+from pubsub.nearest import nearest
+from pubsub.sql.lexer import Kind, Token, tokenize
+
+V = TypeVar("V")
+
+#: A table's schema and name; None for all of them.
+Pattern = tuple[str | None, str | None]
+
+#: The properties of Delta's own that may be given.  The others follow from what the table holds, from [housekeeping], or stand
+#: against what a replicated table needs.
+PROPERTIES: Final = (
+    "delta.checkpointPolicy",
+    "delta.columnMapping.mode",
+    "delta.enableChangeDataFeed",
+    "delta.enableInCommitTimestamps",
+    "delta.enableRowTracking",
+    "delta.targetFileSize",
+    "delta.tuneFileSizesForRewrites",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one Delta table lies."""
+
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.partition_by or self.cluster_by or self.properties)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """What the three options say, by pattern."""
+
+    partition_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
+    cluster_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
+    properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, partition_by: str, cluster_by: str, table_properties: str) -> Layouts:
+        """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
+        return cls(
+            columns_of("partition_by", partition_by),
+            columns_of("cluster_by", cluster_by),
+            properties_of(table_properties),
+        )
+
+    def of(self, schema: str, table: str) -> Layout:
+        """Return a table's layout.  Raises PubsubError (0A000) if it would be partitioned and clustered."""
+        patterns: tuple[Pattern, ...] = ((schema, table), (schema, None), (None, None))
+        partition_by = next((self.partition_by[one] for one in patterns if one in self.partition_by), ())
+        cluster_by = next((self.cluster_by[one] for one in patterns if one in self.cluster_by), ())
+        if partition_by and cluster_by:
+            raise FeatureNotSupported(
+                f'table "{schema}.{table}" cannot be partitioned and clustered',
+                detail="Delta clusters tables without partitions.",
+                hint="Name it in one of partition_by and cluster_by.",
+            )
+        properties: dict[str, str] = {}
+        for one in reversed(patterns):
+            properties |= self.properties.get(one, {})
+        return Layout(partition_by, cluster_by, properties)
+
+    def tables(self) -> Iterator[tuple[str, str, str]]:
+        """Yield option, schema and name of each table that is named by itself."""
+        named = {"partition_by": self.partition_by, "cluster_by": self.cluster_by, "table_properties": self.properties}
+        for option, rules in named.items():
+            for schema, table in rules:
+                if schema is not None and table is not None:
+                    yield option, schema, table
+
+
+def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:
+    """Parse partition_by or cluster_by.  Raises PubsubError (22023) and SqlSyntaxError."""
+    found: dict[Pattern, tuple[str, ...]] = {}
+    for pattern, inside in _elements(option, text):
+        names = []
+        for item in _split(inside):
+            if len(item) != 1 or item[0].kind not in (Kind.WORD, Kind.NAME):
+                raise _invalid(option, text, "In the parentheses are names of columns, separated by commas.")
+            names.append(item[0].value)
+        if len(set(names)) < len(names):
+            raise _invalid(option, text, "A column is named twice.")
+        _add(found, pattern, tuple(names), option, text)
+    return found
+
+
+def properties_of(text: str) -> dict[Pattern, Mapping[str, str]]:
+    """Parse table_properties.  Raises PubsubError (22023), UndefinedObject and SqlSyntaxError."""
+    found: dict[Pattern, Mapping[str, str]] = {}
+    option = "table_properties"
+    for pattern, inside in _elements(option, text):
+        properties: dict[str, str] = {}
+        for item in _split(inside):
+            place = next((number for number, token in enumerate(item) if _is(token, "=")), 0)
+            name, value = item[:place], item[place + 1 :]
+            if not name or not value or any(token.kind is Kind.STRING for token in name):
+                raise _invalid(option, text, "In the parentheses are properties as name = value, separated by commas.")
+            key = _source(name, text)
+            _require_known(key)
+            if key in properties:
+                raise _invalid(option, text, "A property is named twice.")
+            properties[key] = _source(value, text)
+        _add(found, pattern, properties, option, text)
+    return found
+
+
+def _require_known(name: str) -> None:
+    """Refuse a property that this program or Delta decides about, or does not know."""
+    prefix = name.partition(".")[0].lower()
+    if prefix == "pubsub" or (prefix == "delta" and name not in PROPERTIES):
+        best = nearest(name, PROPERTIES)
+        raise UndefinedObject(
+            f'table property "{name}" cannot be given',
+            detail=f"Of Delta's own these can: {', '.join(PROPERTIES)}.",
+            hint=f'Perhaps you meant "{best}".' if best is not None else None,
+        )
+
+
+def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
+    """Yield each element's pattern and the tokens in its parentheses."""
+    tokens = tokenize(text)
+    place = 0
+    while place < len(tokens):
+        opened = next((n for n in range(place, len(tokens)) if _is(tokens[n], "(")), None)
+        closed = next((n for n in range(opened or 0, len(tokens)) if _is(tokens[n], ")")), None)
+        if opened is None or closed is None or closed == opened + 1:
+            raise _invalid(option, text, _FORM)
+        yield _pattern(tokens[place:opened], option, text), tokens[opened + 1 : closed]
+        place = closed + 1
+        if place < len(tokens):
+            if not _is(tokens[place], ",") or place + 1 == len(tokens):
+                raise _invalid(option, text, _FORM)
+            place += 1
+
+
+_FORM: Final = "Each element is schema.table, schema.* or *, and then a list in parentheses."
+
+
+def _pattern(tokens: list[Token], option: str, text: str) -> Pattern:
+    named = (Kind.WORD, Kind.NAME)
+    match ["n" if token.kind in named else token.value for token in tokens if token.kind in (*named, Kind.OPERATOR)]:
+        case ["*"] if len(tokens) == 1:
+            return None, None
+        case ["n", ".", "n"] if len(tokens) == 3:
+            return tokens[0].value, tokens[2].value
+        case ["n", ".", "*"] if len(tokens) == 3:
+            return tokens[0].value, None
+    raise _invalid(option, text, _FORM)
+
+
+def _split(tokens: list[Token]) -> Iterator[list[Token]]:
+    item: list[Token] = []
+    for token in tokens:
+        if _is(token, ","):
+            yield item
+            item = []
+        else:
+            item.append(token)
+    yield item
+
+
+def _source(tokens: list[Token], text: str) -> str:
+    """Return what was written, without the quotes around all of it."""
+    if len(tokens) == 1 and tokens[0].kind in (Kind.NAME, Kind.STRING):
+        return tokens[0].value
+    return text[tokens[0].start : tokens[-1].end]
+
+
+def _is(token: Token, sign: str) -> bool:
+    return token.kind is Kind.OPERATOR and token.value == sign
+
+
+def _add(found: dict[Pattern, V], pattern: Pattern, value: V, option: str, text: str) -> None:
+    if pattern in found:
+        raise _invalid(option, text, "A table is named twice.")
+    found[pattern] = value
+
+
+def _invalid(option: str, text: str, detail: str) -> PubsubError:
+    return PubsubError(f'invalid value for parameter "{option}": "{text}"', sqlstate="22023", detail=detail)
+
+
+def not_published(option: str, names: Iterable[str]) -> UndefinedObject:
+    """Return the error for an option that names tables that are not published."""
+    return UndefinedObject(
+        f"subscription option {option} names tables that are not published: {', '.join(names)}", sqlstate="42P01"
+    )

@@ -1,0 +1,88 @@
+"""partition_by, cluster_by and table_properties: what they say of which table, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
+from pubsub.sql.layouts import Layout, Layouts
+
+
+def test_what_says_most_about_a_table_counts() -> None:
+    layouts = Layouts.parse(
+        'public.orders (region, "Sub Region"), public.* (kind), * (day)',
+        "s.t (Zip)",
+        '* (team = shop, a = 1), public.* (a = 2), public.orders (delta.enableChangeDataFeed = true, "the owner" = "x, y", a = -3.5)',
+    )
+    assert layouts.of("public", "orders") == Layout(
+        ("region", "Sub Region"),
+        (),
+        {"team": "shop", "a": "-3.5", "delta.enableChangeDataFeed": "true", "the owner": "x, y"},
+    )
+    assert layouts.of("public", "other") == Layout(("kind",), (), {"team": "shop", "a": "2"})
+    assert layouts.of("x", "y") == Layout(("day",), (), {"team": "shop", "a": "1"})
+    assert set(layouts.tables()) == {
+        ("partition_by", "public", "orders"),
+        ("cluster_by", "s", "t"),
+        ("table_properties", "public", "orders"),
+    }
+    with pytest.raises(FeatureNotSupported, match=r'table "s\.t" cannot be partitioned and clustered'):
+        layouts.of("s", "t")
+
+
+def test_nothing_is_said_by_default() -> None:
+    layouts = Layouts.parse("", "", "")
+    assert not layouts.of("public", "t")
+    assert list(layouts.tables()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t (a)",
+        "a.b.c (a)",
+        "public.t",
+        "public.t ()",
+        "public.t (a",
+        "public.t a)",
+        "public.t (a),",
+        "public.t (a) public.u (b)",
+        "public.t (a,)",
+        "public.t (a, a)",
+        "public.t (a b)",
+        "public.t (1)",
+        "public.t ('a')",
+        "public.t (a), public.t (b)",
+        "*.t (a)",
+        "* . * (a)",
+        "public.t ((a))",
+    ],
+)
+def test_columns_that_are_not_understood(text: str) -> None:
+    with pytest.raises(PubsubError, match='invalid value for parameter "cluster_by"') as caught:
+        Layouts.parse("", text, "")
+    assert caught.value.sqlstate == "22023"
+
+
+@pytest.mark.parametrize("text", ["* (a)", "* (= a)", "* (a =)", "* (a = 1, a = 2)", "* ('a' = 1)", "public.t"])
+def test_properties_that_are_not_understood(text: str) -> None:
+    with pytest.raises(PubsubError, match='invalid value for parameter "table_properties"'):
+        Layouts.parse("", "", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("delta.enableChangeDataFeeds", 'Perhaps you meant "delta.enableChangeDataFeed".'),
+        ("delta.appendOnly", None),
+        ("delta.enableDeletionVectors", None),
+        ("delta.deletedFileRetentionDuration", None),
+        ("Delta.appendOnly", None),
+        ("pubsub.key", None),
+    ],
+)
+def test_properties_that_cannot_be_given(name: str, hint: str | None) -> None:
+    with pytest.raises(UndefinedObject, match=f'table property "{name}" cannot be given') as caught:
+        Layouts.parse("", "", f"* ({name} = true)")
+    if hint is not None:
+        assert caught.value.hint == hint
