@@ -119,7 +119,7 @@ class NewTables:
                 # The apply worker and the monitor tell of it.
                 refused = watch.refused
             except Exception as error:
-                refused = {"": typed(error), **watch.refused}
+                refused = {**watch.refused, "": typed(error)}
                 if not foreseen(error):
                     logger.error(
                         "new tables could not be looked for",
