@@ -76,7 +76,7 @@ def _subscription(state: State) -> Iterator[Row]:
             o.create_tables, o.types, o.on_table_error, o.schema_changes, o.dropped_columns,
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
-            o.partition_by, o.cluster_by, o.table_properties,
+            o.copy_first, o.partition_by, o.cluster_by, o.table_properties,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
@@ -221,7 +221,7 @@ VIEWS: Final = {
                 BIGINT batch_rows batch_bytes
                 DOUBLE batch_age
                 LSN stop_lsn
-                TEXT wal_archive on_slot_loss new_tables partition_by cluster_by table_properties
+                TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""

@@ -2,7 +2,7 @@
 
     at once    max_sync_workers_per_subscription tables, and none before the apply worker has its slot: a subscription
                that cannot begin copies nothing
-    order      the catalog's, which is that of the tables' oids; a table that pauses lets the next one go first
+    order      that of copy_first; the rest as in the catalog, by the tables' oids; a table that pauses lets the next one go first
     first      tables in state c, whatever the limit: the apply worker's commits wait for them, so copies of others must not
                stand before them
     window     no copy begins outside copies.window; one that has begun goes on, because its slot retains WAL
@@ -22,6 +22,7 @@ from typing import Final
 from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
 from pubsub.setting_tables import DailyWindow
+from pubsub.sql.layouts import Pattern, matches
 
 ALWAYS: Final = DailyWindow.parse("")
 
@@ -41,11 +42,14 @@ class Chosen:
 class CopiesAtOnce:
     """Chooses the tables of one subscription that are copied.  Times are those of one monotonic clock, in seconds."""
 
-    def __init__(self, most: int, pause: float, window: DailyWindow = ALWAYS) -> None:
+    def __init__(
+        self, most: int, pause: float, window: DailyWindow = ALWAYS, copy_first: Sequence[Pattern] = ()
+    ) -> None:
         """`most` is max_sync_workers_per_subscription, `pause` wal_retrieve_retry_interval, `window` copies.window."""
         self._most = most
         self._pause = pause
         self._window = window
+        self._copy_first = copy_first
         self._closed = False
         self._failed_at: dict[int, float] = {}
 
@@ -88,7 +92,7 @@ class CopiesAtOnce:
         begin: list[SubscriptionRel] = []
         without: set[int] = set()
         pauses: list[float] = []
-        for relation in sorted(relations, key=lambda relation: relation.relid not in promised):
+        for relation in sorted(relations, key=lambda one: (one.relid not in promised, self._rank(one))):
             if not needs_sync_worker(relation) or relation.relid in running:
                 continue
             rest = self._failed_at.get(relation.relid, -1e9) + self._pause - now
@@ -102,6 +106,10 @@ class CopiesAtOnce:
             else:
                 begin.append(relation)
         return Chosen(begin, frozenset(without), pauses)
+
+    def _rank(self, relation: SubscriptionRel) -> int:
+        of_table = (n for n, one in enumerate(self._copy_first) if matches(one, relation.schema, relation.name))
+        return next(of_table, len(self._copy_first))
 
     def turn(self, at_work: Iterable[str]) -> Warned:
         """Return why no more tables are copied now; `at_work` names those whose sync workers have a slot.

@@ -41,6 +41,7 @@ from pubsub.errors import Overtaken, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
+from pubsub.sql.layouts import patterns_of
 from tablesync.sequence_worker import SequenceWorker, is_pending
 from tablesync.worker import SyncWorker
 
@@ -86,6 +87,7 @@ class Runner:
             node.settings.max_sync_workers_per_subscription,
             node.settings.wal_retrieve_retry_interval,
             node.settings.copies.window,
+            patterns_of("copy_first", subscription.options.copy_first),
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         # Tables that had stopped when their worker began: it only drops the slot.

@@ -127,6 +127,20 @@ def properties_of(text: str) -> dict[Pattern, Mapping[str, str]]:
     return found
 
 
+def patterns_of(option: str, text: str) -> tuple[Pattern, ...]:
+    """Parse a list of patterns, as of copy_first.  Raises PubsubError (22023) and SqlSyntaxError."""
+    tokens = tokenize(text)
+    found = tuple(_pattern(item, option, text, _PATTERNS) for item in _split(tokens)) if tokens else ()
+    if len(set(found)) < len(found):
+        raise _invalid(option, text, "A table is named twice.")
+    return found
+
+
+def matches(pattern: Pattern, schema: str, table: str) -> bool:
+    """Return whether the pattern stands for the table."""
+    return pattern[0] in (None, schema) and pattern[1] in (None, table)
+
+
 def _require_known(name: str) -> None:
     """Refuse a property that this program or Delta decides about, or does not know."""
     prefix = name.partition(".")[0].lower()
@@ -157,9 +171,10 @@ def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
 
 
 _FORM: Final = "Each element is schema.table, schema.* or *, and then a list in parentheses."
+_PATTERNS: Final = "Each element is schema.table, schema.* or *."
 
 
-def _pattern(tokens: list[Token], option: str, text: str) -> Pattern:
+def _pattern(tokens: list[Token], option: str, text: str, form: str = _FORM) -> Pattern:
     named = (Kind.WORD, Kind.NAME)
     match ["n" if token.kind in named else token.value for token in tokens if token.kind in (*named, Kind.OPERATOR)]:
         case ["*"] if len(tokens) == 1:
@@ -168,7 +183,7 @@ def _pattern(tokens: list[Token], option: str, text: str) -> Pattern:
             return tokens[0].value, tokens[2].value
         case ["n", ".", "*"] if len(tokens) == 3:
             return tokens[0].value, None
-    raise _invalid(option, text, _FORM)
+    raise _invalid(option, text, form)
 
 
 def _split(tokens: list[Token]) -> Iterator[list[Token]]:

@@ -17,7 +17,7 @@ from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.layouts import Layouts, columns_of, properties_of
+from pubsub.sql.layouts import Layouts, columns_of, patterns_of, properties_of
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -57,7 +57,7 @@ class SubscriptionOptions:
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `partition_by`, `cluster_by`
-    and `table_properties` are those that Layouts parses.  `stop_lsn` is the last LSN to
+    and `table_properties` are those that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to
     apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
     the last day.
@@ -96,6 +96,7 @@ class SubscriptionOptions:
     wal_archive: str | None = None
     on_slot_loss: OnSlotLoss = "stop"
     new_tables: NewTables = "ignore"
+    copy_first: str = ""
     partition_by: str = ""
     cluster_by: str = ""
     table_properties: str = ""
@@ -139,6 +140,7 @@ STORED_OPTIONS: Final = (
     "wal_archive",
     "on_slot_loss",
     "new_tables",
+    "copy_first",
     "partition_by",
     "cluster_by",
     "table_properties",
@@ -379,6 +381,12 @@ def _columns_by_table(option: Option) -> str:
     return text
 
 
+def _tables(option: Option) -> str:
+    text = _string(option)
+    patterns_of(option.name, text)
+    return text
+
+
 def _table_properties(option: Option) -> str:
     text = _string(option)
     properties_of(text)
@@ -419,6 +427,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "wal_receiver_timeout": _receiver_timeout,
     "target": _target,
     "types": _types,
+    "copy_first": _tables,
     "partition_by": _columns_by_table,
     "cluster_by": _columns_by_table,
     "table_properties": _table_properties,

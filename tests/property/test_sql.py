@@ -63,6 +63,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "binary": st.sampled_from(["true", "false"]),
     "origin": st.sampled_from(["any", "none"]),
     "target": st.text(characters, min_size=1, max_size=10),
+    "copy_first": st.sampled_from(["", 's."T t", public.*', "*"]),
     "partition_by": st.sampled_from(["", "public.t (a)", 's.* (a, "B b"), * (c)']),
     "cluster_by": st.sampled_from(["", "public.u (a, b)"]),
     "table_properties": st.sampled_from(["", '* (team = "a b"), s.t (delta.enableChangeDataFeed = true)']),

@@ -12,6 +12,7 @@ from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
 from launcher.copies_at_once import Chosen, CopiesAtOnce, needs_sync_worker
 from pubsub.setting_tables import DailyWindow
+from pubsub.sql.layouts import patterns_of
 
 PAUSE = 5.0
 
@@ -142,3 +143,11 @@ def test_copies_begin_within_their_window_and_go_on_behind_it() -> None:
     chosen = copies.choose(tables, [2, 3, 4, 5], applies=True, now=30.0, today=at.replace(hour=22, minute=0, second=0))
     assert (begun(chosen), chosen.without) == ([1, 6], frozenset())
     assert copies.turn([]).message == "waits for one of 9 sync workers"
+
+
+def test_tables_that_are_to_be_copied_first() -> None:
+    """In the option's order, then the others; one that apply waits for comes before all."""
+    tables = [table(1), table(2), table(3, schema="s"), table(4), table(5, schema="s")]
+    copies = CopiesAtOnce(9, PAUSE, copy_first=patterns_of("copy_first", "public.t4, s.*"))
+    assert begun(copies.choose(tables, [], applies=True, now=0.0)) == [4, 3, 5, 1, 2]
+    assert begun(copies.choose(tables, [], promised=[2], applies=True, now=0.0)) == [2, 4, 3, 5, 1]

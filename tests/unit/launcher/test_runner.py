@@ -14,6 +14,7 @@ from catalog.states import RelState
 from launcher.runner import Runner
 from launcher.worker_slots import WorkerSlots
 from pubsub.settings import Settings
+from pubsub.sql.options import SubscriptionOptions
 from tests.support.virtual_time import run
 
 TABLES = {relid: f"t{relid}" for relid in (1, 2, 3, 4)}
@@ -66,7 +67,7 @@ def waits(slots: WorkerSlots, most: int) -> dict[int, Warned]:
         node: Any = SimpleNamespace(
             node_id="1", catalog=FakeCatalog(), engine=None, writers=None, settings=settings, workers=slots
         )
-        runner = Runner(SimpleNamespace(oid=5, name="s"), node, Handover())  # type: ignore[arg-type]
+        runner = Runner(SimpleNamespace(oid=5, name="s", options=SubscriptionOptions()), node, Handover())  # type: ignore[arg-type]
         running = asyncio.create_task(runner.run())
         await asyncio.sleep(1)
         found.update(runner.waits())
@@ -133,7 +134,7 @@ async def test_a_table_that_has_left_keeps_no_failure_of_its_copy() -> None:
         settings=Settings(home=Path("/nonexistent")),
         workers=WorkerSlots(1),
     )
-    runner = Runner(SimpleNamespace(oid=1, name="s"), node, Handover())  # type: ignore[arg-type]
+    runner = Runner(SimpleNamespace(oid=1, name="s", options=SubscriptionOptions()), node, Handover())  # type: ignore[arg-type]
     runner._copies.failed(16384, 0.0)
     assert runner.failing
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:

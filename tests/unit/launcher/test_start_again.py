@@ -37,7 +37,7 @@ class Catalog:
 
 
 def runner_of(*, disable_on_error: bool) -> Runner:
-    options = SimpleNamespace(disable_on_error=disable_on_error, on_table_error="isolate")
+    options = SimpleNamespace(disable_on_error=disable_on_error, on_table_error="isolate", copy_first="")
     subscription: Any = SimpleNamespace(oid=1, name="s", options=options)
     settings = SimpleNamespace(
         wal_retrieve_retry_interval=PAUSE,

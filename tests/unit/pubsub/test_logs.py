@@ -110,7 +110,7 @@ class Catalog:
 
 def runner(catalog: Catalog) -> Runner:
     node = NodeServices("1", catalog, None, None, Settings(home=Path("/nonexistent")), asyncio.Semaphore(1), None, None)  # type: ignore[arg-type]
-    subscription: Any = SimpleNamespace(oid=1, name="s", options=SimpleNamespace(disable_on_error=False))
+    subscription: Any = SimpleNamespace(oid=1, name="s", options=SimpleNamespace(disable_on_error=False, copy_first=""))
     return Runner(subscription, node, Handover())
 
 

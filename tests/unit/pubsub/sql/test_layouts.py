@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.sql.layouts import Layout, Layouts
+from pubsub.sql.layouts import Layout, Layouts, matches, patterns_of
 
 
 def test_what_says_most_about_a_table_counts() -> None:
@@ -86,3 +86,16 @@ def test_properties_that_cannot_be_given(name: str, hint: str | None) -> None:
         Layouts.parse("", "", f"* ({name} = true)")
     if hint is not None:
         assert caught.value.hint == hint
+
+
+def test_lists_of_tables() -> None:
+    assert patterns_of("copy_first", "") == ()
+    found = patterns_of("copy_first", 'Public."T t", s.*, *')
+    assert found == (("public", "T t"), ("s", None), (None, None))
+    assert [matches(one, "s", "T t") for one in found] == [False, True, True]
+
+
+@pytest.mark.parametrize("text", ["t", "s.t, s.t", "s.t,", "s.t u", "s.t (a)", "s.*.t", ","])
+def test_lists_of_tables_that_are_not_understood(text: str) -> None:
+    with pytest.raises(PubsubError, match='invalid value for parameter "copy_first"'):
+        patterns_of("copy_first", text)
