@@ -122,7 +122,9 @@ def installed() -> Iterator[None]:
         if life is not None:
             life.writes(f"at {name}")
 
-    def batches(connection: Any, statement: str, schema: Any, _parse: Any, _longest: int | None) -> Any:
+    def batches(
+        connection: Any, statement: str, schema: Any, _parse: Any, _longest: int | None, _max_rate: float
+    ) -> Any:
         return connection.copy(statement, schema)
 
     def session(source: Any, cut: object = None) -> sessions.CopySession:
