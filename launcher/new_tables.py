@@ -160,26 +160,26 @@ class NewTables:
         async with await Connection.connect(
             subscription.conninfo, application_name=f"{subscription.name} new tables"
         ) as connection:
-            if not await self._new(connection, subscription):
+            published = await published_tables.published_tables(connection, subscription.publications)
+            if not await self._new(subscription, published):
                 return
         async with await Connection.connect(
             subscription.conninfo, replication=True, application_name=f"{subscription.name} new tables"
         ) as connection:
             changes = await first_connection(subscription, connection)
-            if new := await self._new(connection, subscription):
+            published = await published_tables.published_tables(connection, subscription.publications)
+            if new := await self._new(subscription, published):
                 if subscription.options.schema_changes == "follow":
-                    published = await published_tables.published_tables(connection, subscription.publications)
                     await follow_names(self._catalog, oid, await self._catalog.relations(oid), published)
                 joining = await self._joining(watch, connection, subscription, changes, new, refused)
                 await self._add(subscription, changes, joining)
 
-    async def _new(self, connection: Connection, subscription: Subscription) -> dict[Oid, PublishedTable]:
-        """Return the published tables that the subscription lacks.
+    async def _new(self, subscription: Subscription, published: dict[Oid, PublishedTable]) -> dict[Oid, PublishedTable]:
+        """Return those of the `published` tables that the subscription lacks.
 
         One of a known name was dropped and created again: as in PostgreSQL it is the same table.  A table that was renamed has
         left its old name, if names are followed.
         """
-        published = await published_tables.published_tables(connection, subscription.publications)
         follows = subscription.options.schema_changes == "follow"
         known, names = set(), set()
         for relation in await self._catalog.relations(subscription.oid):

@@ -293,7 +293,7 @@ def refuse_layout(target: TargetTable, layout: Layout) -> None:
         if not can_partition(target.schema.field(name).type):
             raise FeatureNotSupported(
                 f'column "{name}" cannot partition the Delta table of "{target.relation}"',
-                detail="Numbers, texts, dates, timestamps and Booleans can: the values of other types have several texts.",
+                detail="Whole numbers, texts, dates, timestamps and Booleans can: values of other types have several texts.",
             )
     if len(layout.partition_by) == len(target.schema):
         raise FeatureNotSupported(

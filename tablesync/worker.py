@@ -217,7 +217,7 @@ class SyncWorker:
             if not await is_followed(self._catalog, subscription, identity, self._settings.wal_retrieve_retry_interval):
                 return None
             slot = await slots.slot_info(connection, self._slot)
-        return slot is not None and slot.wal_status != "lost" and slot.invalidation_reason is None
+        return slot is not None and not slot.lost
 
     async def _drop_slot(self) -> None:
         async with await self._table.connect(replication=True) as connection:

@@ -166,7 +166,7 @@ async def history(seed: int, events: list[Any]) -> World:
 
     async def slot_info(connection: Any, slot: str) -> Any:
         await chance.step()
-        return SimpleNamespace(wal_status="reserved", invalidation_reason=None) if slot in world.slots else None
+        return SimpleNamespace(lost=False) if slot in world.slots else None
 
     async def reached(name: str) -> None:
         await chance.step()

@@ -259,7 +259,7 @@ async def test_a_killed_command_s_pause_is_ended(catalog: Catalog, location: Pat
 async def test_a_command_interrupted_while_its_pause_is_stored(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction goes on, and is taken back: without a daemon nobody else would."""
+    """The transaction goes on, and the command ends the pause: without a daemon nobody else would."""
     sub = await catalog.create_subscription(new())
     alter, stored = catalog.alter_subscription, asyncio.Event()
 
