@@ -11,7 +11,7 @@ messages stand among the rows and have numbers too; `read_messages` looks them u
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from apply.twophase import Kept
 from pubsub.protocol import pgoutput
+from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import Block
 from pubsub.reorderbuffer import transaction as reorderbuffer
@@ -299,6 +300,10 @@ class Batch:
         """Return the transaction that row `seq` belongs to."""
         return self.transactions[int(np.searchsorted(self._ends(), seq, side="right"))]
 
+    def transactions_of(self, seqs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Indices:
+        """Return the places in `transactions` of those that these rows belong to."""
+        return np.searchsorted(self._ends(), seqs, side="right")
+
     def kept_rows(
         self, after: Lsn, stops_before: Lsn | None = None
     ) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
@@ -315,14 +320,17 @@ class Batch:
             kept &= lsns < np.uint64(stops_before)
         return np.repeat(kept, np.diff(self._ends(), prepend=0))
 
-    def kept_truncation(self, oid: int, after: Lsn, stops_before: Lsn | None = None) -> int | None:
-        """Return the greatest seq before which TRUNCATE emptied the publisher's relation `oid`, or None."""
+    def kept_truncations(
+        self, oids: Collection[int], after: Lsn, stops_before: Lsn | None = None
+    ) -> Sequence[Truncation]:
+        """Return the TRUNCATEs, in order, that emptied one of the publisher's relations `oids`; bounds as in `kept_rows`."""
         kept = []
         for truncation in self.truncations:
             end_lsn = self.transactions[truncation.transaction].end_lsn
-            if oid in truncation.relations and end_lsn > after and (stops_before is None or end_lsn < stops_before):
-                kept.append(truncation.seq)
-        return max(kept, default=None)
+            emptied = not set(oids).isdisjoint(truncation.relations)
+            if emptied and end_lsn > after and (stops_before is None or end_lsn < stops_before):
+                kept.append(truncation)
+        return kept
 
     def _ends(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.fromiter((t.end_seq for t in self.transactions), np.int64, len(self.transactions))

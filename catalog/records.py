@@ -5,6 +5,7 @@ LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from catalog.states import RelState
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.layouts import Mode
 from pubsub.sql.options import SubscriptionOptions
 
 WorkerType = Literal["apply", "table synchronization", "sequence synchronization", "parallel apply"]
@@ -197,6 +199,13 @@ class SubscriptionRel:
     def qualified_name(self) -> str:
         """schema.name, unquoted: for people and for JSON keys, not for SQL."""
         return f"{self.schema}.{self.name}"
+
+    @property
+    def mode(self) -> Mode | None:
+        """What its Delta table has; None if that is not decided yet."""
+        if self.definition is None:
+            return None
+        return "history" if "history" in json.loads(self.definition) else "mirror"
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ async def plan(
     from apply.schema_changes.table_definition import target_table
 
     plans = []
+    layouts = layouts or Layouts()
     found = await definitions.table_definitions(connection, tables)
     for table in tables.values():
         definition = found.get(table.oid)
@@ -158,12 +159,13 @@ async def plan(
             )
             continue
         path = table_path(session.settings.warehouse_uri, target, definition.schema, definition.name)
-        plans.append(Plan(table, definition, target_table(definition, table.attnames, path, choices)))
+        history = layouts.of(definition.schema, definition.name).mode == "history"
+        plans.append(Plan(table, definition, target_table(definition, table.attnames, path, choices, history=history)))
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
     for one in plans:
-        refuse_layout(one.target, (layouts or Layouts()).of(one.definition.schema, one.definition.name))
+        refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
     await _refuse_owned(session.catalog, plans, leaving, subid)
     return [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
@@ -220,7 +222,7 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
     for name in choices.types:
         if "." in name and name not in held:
             raise UndefinedObject(f'type "{name}" of subscription option types is no published column\'s')
-    columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.schema.names}
+    columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.replicated}
     for schema, table, column in choices.columns:
         if (schema, table, column) not in columns:
             raise UndefinedObject(
@@ -338,6 +340,7 @@ def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> b
             )
         return False
     delta.check_columns(target)
+    delta.refuse_history(target, delta.properties(target.path))
     if copy_data and delta.row_count(target.path) > 0:
         raise NotInPrerequisiteState(
             f'the Delta table for "{target.relation}" holds rows already',

@@ -6,9 +6,10 @@ A session holds the table as it was described, under the copy's snapshot, or fin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow as pa
 from pubsub import faults
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, ProgramLimitExceeded
-from pubsub.protocol.arrow_arrays import nulls
+from pubsub.protocol.arrow_arrays import repeated
 from pubsub.publisher import copy_out
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.read_table import ReadTable, hold_as_described, lock_sql
@@ -72,16 +73,20 @@ def wait_sql(source: CopySource) -> str:
 
 
 def whole_rows(
-    source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None
+    source: CopySource,
+    block_range: Range,
+    table: TargetTable,
+    cut: Cut | None = None,
+    same: Mapping[str, str | int] = MappingProxyType({}),
 ) -> Iterator[pa.Table]:
-    """Yield the rows of one range as tables with all of the target's columns."""
+    """Yield the rows of one range as tables with all of the target's columns; `same`: values of those that are not copied."""
     schema = pa.schema([table.schema.field(column) for column in source.table.columns])
 
     def whole(batch: pa.RecordBatch) -> pa.Table:
         columns = {
             field.name: batch.column(field.name)
             if field.name in source.table.columns
-            else nulls(batch.num_rows, field.type)
+            else repeated(pa.scalar(same.get(field.name), field.type), batch.num_rows)
             for field in table.schema
         }
         return pa.table(columns)

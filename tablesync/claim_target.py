@@ -54,6 +54,7 @@ async def claim_target(
         have = await asyncio.to_thread(delta.properties, target.path)
         # The publisher may differ: a RESYNC may have changed it.
         ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
+        delta.refuse_history(target, have)
         if ours:
             return  # the copy's commit adds missing columns
         if await asyncio.to_thread(delta.row_count, target.path) > 0:
@@ -64,7 +65,9 @@ async def claim_target(
             )
         await asyncio.to_thread(delta.check_columns, target)
         await engine.run_without_spark(
-            engine.transactions.change_properties, target.path, lambda before: {**checkpoints, **before, **identity}
+            engine.transactions.change_properties,
+            target.path,
+            lambda before: {**checkpoints, **before, **identity, **delta.mode_of(target)},
         )
         return
     elif not subscription.options.create_tables:

@@ -33,7 +33,7 @@ from pubsub.delta.writers import arrow_writer, copy_chunks
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.copy_out import Cut
-from tablesync import chunk_reader, task_secrets
+from tablesync import chunk_reader, history_copy, task_secrets
 from tablesync.choose_copier import Range, ranges, takes_job
 from tablesync.chunk_reader import CopySource
 from tablesync.task_secrets import TaskSecrets
@@ -111,12 +111,13 @@ def copy(
     """
     context = session.sparkContext
     log = arrow_writer.writable_log(table.path, transactions)
+    history_copy.prepare(log, table, record.last)
     secrets = {"conninfo": source.conninfo, "stores": object_stores.configured()}
     with task_secrets.sent(context, secrets) as given:
         at_once = min(parallelism(session), len(ranges(plan.edges)))
         held = _InTasks(replace(source, conninfo="", max_rate=source.max_rate / at_once), given)
         if log is None:
-            _copy_by_statement(session, held, table, record, done, ranges(plan.edges))
+            _copy_by_statement(session, held, table, record, done, plan)
         else:
             table, definition = for_copy(log, table)
             _copy_directly(context, held, log, table, record, done, plan, definition)
@@ -128,10 +129,10 @@ def _copy_by_statement(
     table: TargetTable,
     record: Commit,
     done: Accumulator[int],
-    parts: list[Range],
+    plan: CopyPlan,
 ) -> None:
     """Let Spark write what tasks read, and commit it."""
-    source = held.source
+    source, parts = held.source, ranges(plan.edges)
     schema = pa.schema([table.schema.field(name) for name in source.table.columns])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
     read = _reader(held, parts, schema, done)
@@ -142,15 +143,19 @@ def _copy_by_statement(
     needed = [*table.schema, *(() if other_columns else partition_fields(table.path))]
     extra = {field.name: field for field in needed if field.name not in source.table.columns and field.name not in made}
     if extra:
-        frame = frame.selectExpr(
-            "*", *(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra.values())
-        )
+        same = history_copy.same_values(table, record.last, plan.generation)
+        frame = frame.selectExpr("*", *(history_copy.literal(same.get(name), f) for name, f in extra.items()))
     arrow_writer.require_no_copy(table, record)
     # On a table without files an append does the same, without searching for old files.
     mode = "overwrite" if has_files(table.path) or other_columns else "append"
+    keeps = history_copy.keeps_rows(table)
+    if keeps:
+        mode = "append"
+        before = history_copy.before_frame(session, table, record.last, plan.generation)
+        frame = frame.unionByName(before, allowMissingColumns=True)
     writer = frame.write.format("delta").mode(mode)
     writer = writer.options(
-        overwriteSchema=str(other_columns).lower(),
+        **{"mergeSchema" if keeps else "overwriteSchema": str(other_columns).lower()},
         txnAppId=record.app_id,
         txnVersion=str(int(record.last)),
         userMetadata=record.user_metadata,
@@ -176,14 +181,17 @@ def copy_in_thread(
     log = arrow_writer.writable_log(table.path, transactions)
     if log is None:
         return None
+    history_copy.prepare(log, table, record.last)
     table, definition = for_copy(log, table)
     name = plan.attempts[-1]
     for earlier in plan.attempts[:-1]:
         data_files.remove_copy(table.path, earlier)
     (part,) = ranges(plan.edges)
     with _cleared(log, table, name):
-        added = data_files.write(table, chunk_reader.whole_rows(source, part, table, cut), name=name)
-        arrow_writer.commit_copy(log, table, added, record, definition)
+        same = history_copy.same_values(table, record.last, plan.generation)
+        added = data_files.write(table, chunk_reader.whole_rows(source, part, table, cut, same), name=name)
+        begun = history_copy.begun_anew(log, table, record.last, plan.generation, name, 1)
+        arrow_writer.commit_copy(log, table, [*begun, *added], record, definition)
     return sum(arrow_writer.row_count(file) for file in added)
 
 
@@ -209,6 +217,7 @@ def _copy_directly(
         done.add(sum(arrow_writer.row_count(file) for file in files))
     for earlier in plan.attempts[:-1]:
         data_files.remove_copy(table.path, earlier, but=_paths(finished))
+    same = history_copy.same_values(table, record.last, plan.generation)
     landing = Landing()
     landed = context.accumulator([], landing)
 
@@ -219,7 +228,7 @@ def _copy_directly(
             done.add(part.num_rows)
             return part
 
-        rows = map(counted, chunk_reader.whole_rows(source, parts[index], table))
+        rows = map(counted, chunk_reader.whole_rows(source, parts[index], table, same=same))
         landed.add([(index, data_files.write(table, rows, number=index, name=_name_of_attempt(name)))])
 
     def keep() -> None:
@@ -241,9 +250,11 @@ def _copy_directly(
                 landing.queue.put(None)
             keeping.result()
         added = [file for _, files in sorted(finished.items()) for file in files]
-        arrow_writer.commit_copy(log, table, added, record, definition)
+        begun = history_copy.begun_anew(log, table, record.last, plan.generation, name, len(parts))
+        arrow_writer.commit_copy(log, table, [*begun, *added], record, definition)
     if not _is_local(context):
-        data_files.remove_copy(table.path, name, but=_paths(finished))  # what executors left that were lost
+        # What executors left that were lost.
+        data_files.remove_copy(table.path, name, but=_paths({**finished, len(parts): begun}))
 
 
 def _is_local(context: SparkContext) -> bool:

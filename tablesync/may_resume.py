@@ -44,7 +44,9 @@ def conditions(
 ) -> Conditions:
     """Return the current conditions, for the table as one snapshot sees it."""
     reason = None
-    if not target.key:
+    if target.history is not None:
+        reason = "its Delta table keeps the history, and has to begin at one moment"
+    elif not target.key:
         reason = "it has no key"
     elif definition.kind != "r":
         reason = "it is no plain table"

@@ -77,7 +77,7 @@ class PublisherTable:
         source = chunk_reader.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
-            table=ReadTable.of(definition, target.schema.names),
+            table=ReadTable.of(definition, target.replicated),
             snapshot=snapshot,
             row_filter=found.row_filter,
             lsn=str(lsn),
@@ -102,7 +102,9 @@ class PublisherTable:
                 )
             definition = await definitions.table_definition(connection, relation.relid)
             choices = TypeChoices.parse(self._subscription.options.types)
-            return found, definition, target_table(definition, found.attnames, relation.path, choices)
+            mode = self._subscription.options.layouts.of(definition.schema, definition.name).mode
+            target = target_table(definition, found.attnames, relation.path, choices, history=mode == "history")
+            return found, definition, target
 
     @contextmanager
     def blaming(self) -> Iterator[None]:

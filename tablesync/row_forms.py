@@ -60,6 +60,8 @@ def row_form(
     relation: SubscriptionRel, found: Published, target: DeltaVersion, drawn: tuple[int, str] | None = None
 ) -> RowForm:
     """Return how the rows of a table are hashed; `drawn`: an earlier form's seed and text for NULL.  Raises CannotCompare."""
+    if relation.mode == "history":
+        raise CannotCompare("the table keeps the history (mode = history), of which the publisher has only the end")
     oid = Oid(relation.relid)
     table, definition = found.tables.get(oid), found.definitions.get(oid)
     if table is None or definition is None:

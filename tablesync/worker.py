@@ -275,7 +275,8 @@ class SyncWorker:
             with self._table.blaming():
                 await self._claim(table.target)
             rows = table.definition.estimated_rows
-            described = described_json(table.target, table.definition, created.consistent_point)
+            there = await asyncio.to_thread(delta.with_kept_columns, table.target)
+            described = described_json(there, table.definition, created.consistent_point)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, described, rows)
             version, writable = await asyncio.to_thread(
                 copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)

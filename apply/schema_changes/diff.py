@@ -15,7 +15,7 @@ from typing import cast
 import pyarrow as pa
 
 from apply.schema_changes.attributes import Attribute, Attributes, Numbers, shape_of, shape_of_columns
-from apply.schema_changes.table_definition import column_type
+from apply.schema_changes.table_definition import column_type, refuse_names_of_history
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
@@ -168,6 +168,7 @@ class _Wanted:
         key = self._key(columns, renamed)
         # Where rows are found by all their values, a kept column would make them differ.
         keep = self._keep and bool(key or self._message.replica_identity != "f")
+        keep |= self._target.history is not None
         keep |= not columns  # a Delta table has at least one: the last ones go when another comes
         numbers = {column.number for column in columns}
         gone = [(number, column.name) for number, column in before.items() if number not in numbers]
@@ -176,6 +177,8 @@ class _Wanted:
         stays = {name for _, name in kept}
         dropped = [name for _, name in (*self._known.kept, *gone) if name not in stays]
         self._refuse_same_names([*(column.name for column in columns), *stays])
+        if self._target.history is not None:
+            self._refuse_names_of_history([*renamed.values(), *(column.name for column, _ in added)], renamed)
         count, storage = self._known.count, self._known.storage
         if self._definition is not None and shape_of(self._message) == shape_of_columns(tuple(self._live.values())):
             # The catalog is not newer than the message, so its file numbers hold at the message, too.
@@ -184,7 +187,7 @@ class _Wanted:
             count = max(count, *(column.number for column, _ in added))
         after = replace(self._known, columns=tuple(columns), kept=kept, count=count, storage=storage)
         alteration = None
-        if renamed or dropped or retyped or added or key != self._target.key or gone:
+        if renamed or dropped or retyped or added or key != self._target.identity or gone:
             alteration = Alteration(
                 key=key,
                 relation=self._target.relation,
@@ -198,7 +201,9 @@ class _Wanted:
         for field in self._target.schema:
             if renamed.get(field.name, field.name) in key and is_nested(field.type):
                 raise self._copy_again(f'column "{field.name}" joins its key')
-        moves_key = set(key) != {renamed.get(name, name) for name in self._target.key}
+        moves_key = set(key) != {renamed.get(name, name) for name in self._target.identity}
+        if moves_key and self._target.history is not None:
+            raise self._copy_again("other columns identify its rows")
         return Change(after, alteration, moves_key)
 
     def _added(self, name: str, number: int) -> tuple[Attribute, pa.DataType]:
@@ -263,7 +268,7 @@ class _Wanted:
         None of them if that is uncertain: then rows are found by all their values, or are only inserted.
         """
         names = {column.number: column.name for column in columns}
-        before = tuple(renamed.get(name, name) for name in self._target.key)
+        before = tuple(renamed.get(name, name) for name in self._target.identity)
         if not set(before) <= set(names.values()):
             before = ()
         flagged = identity(self._message, self._numbers)
@@ -295,6 +300,13 @@ class _Wanted:
                     detail="Delta does not tell such columns apart.",
                     hint="Rename one of them, or publish the table with a column list.",
                 )
+
+    def _refuse_names_of_history(self, new: Sequence[str], renamed: Mapping[str, str]) -> None:
+        refuse_names_of_history(new, self._target.relation)
+        there = {folded_name(name) for name in self._target.schema.names} - {folded_name(name) for name in renamed}
+        for name in new:
+            if folded_name(name) in there:
+                raise self._copy_again(f'its history has the values of another column "{name}"')
 
     def _copy_again(self, reason: str) -> CopyAgain:
         return CopyAgain(int(self._message.oid), self._target.relation, reason)

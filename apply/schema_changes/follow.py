@@ -108,7 +108,7 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     said = attrs.read(properties.get(attrs.PROPERTY))
     stored = attrs.read(json.loads(definition or "{}").get("attributes"))
     if said is not None and said.app_id == app_id and (stored is None or stored.since < said.since):
-        return Columns(relid, app_id, replace(target, key=tuple(json.loads(properties["pubsub.key"]))), said)
+        return Columns(relid, app_id, delta.as_said(target, properties), said)
     return Columns(relid, app_id, target, None if stored is None else replace(stored, app_id=app_id))
 
 
@@ -410,7 +410,7 @@ def _same_key(
     """
     assert table.attributes is not None
     alteration = None if change is None else change.alteration
-    key = table.target.key if alteration is None else alteration.key
+    key = table.target.identity if alteration is None else alteration.key
     names = change.attributes.names if change is not None else table.attributes.names
     numbers = {number for number, name in names.items() if name in key}
     moves = change is not None and change.moves_key

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
 from apply.schema_changes.attributes import of_definition
+from pubsub.delta import change_rows
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
@@ -18,13 +19,20 @@ from pubsub.sql.typechoices import TypeChoices
 
 
 def target_table(
-    definition: TableDefinition, published: Sequence[str] | None, path: str, choices: TypeChoices | None = None
+    definition: TableDefinition,
+    published: Sequence[str] | None,
+    path: str,
+    choices: TypeChoices | None = None,
+    *,
+    history: bool = False,
 ) -> TargetTable:
     """Return the Delta table for `definition`.
 
-    `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.
+    `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.  `history`: the table's
+    mode is history (change_rows).
 
-    Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold.
+    Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, and for a
+    name that history needs.
     """
     qualified = f"{definition.schema}.{definition.name}"
     columns = definition.published(published)
@@ -47,11 +55,22 @@ def target_table(
     key = row_key(definition, names)
     for error in refused_keys(columns, key, qualified):
         raise error
-    fields = [
-        pa.field(column.name, column_type(column, definition, choices), nullable=column.name not in key)
-        for column in columns
-    ]
+    fields = [pa.field(column.name, column_type(column, definition, choices)) for column in columns]
+    if history:
+        refuse_names_of_history(names, qualified)
+        return TargetTable(path, pa.schema([*change_rows.FIELDS, *fields]), (), qualified, history=key)
+    fields = [field.with_nullable(field.name not in key) for field in fields]
     return TargetTable(path, pa.schema(fields), key, qualified)
+
+
+def refuse_names_of_history(names: Iterable[str], relation: str) -> None:
+    """Raise FeatureNotSupported for a column with a name that a table in mode history has for itself."""
+    for name in names:
+        if folded_name(name) in change_rows.NAMES:
+            raise FeatureNotSupported(
+                f'column "{name}" of table "{relation}" has a name that mode = history needs',
+                hint="Rename it, or publish the table with a column list.",
+            )
 
 
 def column_type(
@@ -87,7 +106,9 @@ def column_type(
 def definition_json(table: TargetTable, attributes: str) -> str:
     """Return what the catalog stores of the table (read by follow.load); `attributes` is from Attributes.as_json."""
     columns = [field.name for field in table.schema]
-    return json.dumps({"columns": columns, "key": list(table.key), "attributes": attributes}, ensure_ascii=False)
+    history = {} if table.history is None else {"history": list(table.history)}
+    known = {"columns": columns, "key": list(table.key), **history, "attributes": attributes}
+    return json.dumps(known, ensure_ascii=False)
 
 
 def described_json(table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN) -> str:

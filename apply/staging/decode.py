@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from apply.batch import Batch
+from apply.batch import Batch, Truncation
 from apply.identity_missing import IdentityMissing
 from apply.staging.destination import Destination, Reading
 from pubsub.delta.table import TargetTable
@@ -33,13 +33,15 @@ Frames = Mapping[int, Sequence[rows.RowFrames]]
 class Wanted:
     """The changes of a batch that a table gets: those marked in `kept`, by seq (None: all), from seq `truncate_before` on.
 
-    `oids` are the publisher's relations that go to the table: several if a table was dropped and created again.
+    `oids` are the publisher's relations that go to the table: several if a table was dropped and created again.  A table in mode
+    history gets all changes, and `emptied`: the TRUNCATEs among them.
     """
 
     destination: Destination
     oids: tuple[int, ...]
     kept: Mask | None
     truncate_before: int | None
+    emptied: Sequence[Truncation] = ()
 
     def select(self, frames: Sequence[rows.RowFrames]) -> list[rows.RowFrames]:
         """Leave out frames that the table holds already, and those that a later TRUNCATE removes."""
@@ -64,10 +66,13 @@ def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str
         if destination is None:
             continue
         bounds = destination.after, destination.stops_before
-        truncations = [batch.kept_truncation(oid, *bounds) for oid in of_name]
-        truncate_before = max((seq for seq in truncations if seq is not None), default=None)
+        emptied = batch.kept_truncations(of_name, *bounds)
         if bounds not in kept:
             kept[bounds] = batch.kept_rows(*bounds)
+        if destination.table.history is not None:
+            found.append(Wanted(destination, tuple(of_name), kept[bounds], None, emptied))
+            continue
+        truncate_before = max((one.seq for one in emptied), default=None)
         found.append(Wanted(destination, tuple(of_name), kept[bounds], truncate_before))
     return found
 
@@ -186,7 +191,7 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
 
     Follows relation.c: logicalrep_rel_mark_updatable; the texts are those of worker.c: check_relation_updatable.
     """
-    if not np.any(changes.op != ord("I")):
+    if not np.any(changes.op != ord("I")) or (table.history is not None and not table.identity):
         return
     if relation.replica_identity == "f":
         return
@@ -195,15 +200,15 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
         for column, of_table in zip(relation.columns, reading.fields, strict=True)
         if column.in_replica_identity
     }
-    if not table.key or not sent.issuperset(table.key):
+    if not table.identity or not sent.issuperset(table.identity):
         raise IdentityMissing(
             "publisher did not send replica identity column expected by the logical replication target relation "
             f'"{table.relation}"'
-            if table.key
+            if table.identity
             else f'logical replication target relation "{table.relation}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
             "column and published relation does not have REPLICA IDENTITY FULL",
             detail=f"The publisher identifies rows by ({', '.join(sorted(sent))}), "
-            f"the Delta table by ({', '.join(table.key)}).",
+            f"the Delta table by ({', '.join(table.identity)}).",
             hint="Drop the table from the publication, refresh, add it again and refresh: it is then copied anew.",
         )
 
@@ -211,20 +216,22 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
 def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -> rows.Changes:
     """Bring the changes to the target's columns and order.
 
-    A column that only the target has is NULL, or `reading.missing`, in new rows; updates leave it as it is.
+    A column that only the target has is NULL, or `reading.missing`, in new rows; updates leave it as it is.  The columns of
+    change_rows, which history adds, are left out.
     """
     sent = {of_table.name for of_table in reading.fields if of_table is not None}
-    extra = [of_table for of_table in table.schema if of_table.name not in sent]
+    names = table.replicated
+    extra = [table.schema.field(name) for name in names if name not in sent]
     values = {one.name: _filled(reading, one, changes.count) for one in extra}
-    untouched = {one.name: changes.op == ord("U") for one in extra}
+    untouched = {one.name: changes.op == ord("U") for one in extra} if table.history is None else {}
     new = changes.new | values
     old = changes.old
-    if not table.key and old:
+    if not table.key and table.history is None and old:
         # Without a key, rows are found by all their values.
         old = old | values
     return dataclasses.replace(
         changes,
-        new={name: new[name] for name in table.schema.names},
+        new={name: new[name] for name in names},
         unchanged=changes.unchanged | untouched,
         old=old,
     )

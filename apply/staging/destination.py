@@ -74,8 +74,9 @@ class Destination:
 
     @property
     def may_conflict(self) -> bool:
-        """Whether to look up what the table holds.  Not in a window, where the table holds later rows, which are no conflicts."""
-        return self.contested and self.window is None
+        """Whether to look up what the table holds.  Not in a window, where the table holds later rows, which are no conflicts.
+        Nor in mode history, where rows are only added."""
+        return self.contested and self.window is None and self.table.history is None
 
     def commit(self, batch: Batch) -> Commit:
         """Return the transaction identity under which the table's part of the batch is committed."""

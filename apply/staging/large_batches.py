@@ -3,6 +3,7 @@
     survey          which relations the batch changes, how many bytes each, and which only insert
     key hashes      for tables of many bytes whose rows change: which changes belong to one key
     passes          tables that only insert: fold and stage each chunk as it is read, unless conflicts are looked for
+                    tables in mode history: likewise
                     the others: fold all changes of some of their keys together
 
 A key's changes must be folded together and in order, so a pass picks, by a hash of the key, as many keys as have `part_bytes` of
@@ -27,6 +28,7 @@ from apply.batch import Batch
 from apply.conflicts import Conflicts, judge
 from apply.staging.decode import Wanted, decode, locating, no_relation, under_messages, wanted_by
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
+from apply.staging.history import history
 from apply.staging.key_hash import key_hashes
 from apply.staging.staged_table import Parts, StagedTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
@@ -78,6 +80,8 @@ def stage_in_parts(
     chunk_bytes = min(_CHUNK, part_bytes)
     works = _survey(batch, destinations, chunk_bytes)
     for work in works:
+        if work.wanted.destination.table.history is not None:
+            work.rewrites = False  # rows are only added
         work.by_key = work.rewrites or work.wanted.destination.may_conflict
         if work.by_key and work.wanted.destination.table.key:
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
@@ -103,6 +107,8 @@ def stage_in_parts(
             _run(batch, picks, partitions, origin, chunk_bytes)
         for work in works:
             assert work.parts is not None
+            if work.wanted.emptied:
+                work.parts.add(history(None, batch, work.wanted.destination.table, work.wanted.emptied))
             one = work.parts.finish(work.wanted.destination, batch, work.conflicts)
             undo.callback(discard, one.staged)
             if work.present is not None and isinstance(one.staged, DirectStaged):
@@ -132,7 +138,11 @@ def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], c
                     work.rows += len(piece.starts)
                     work.rewrites |= bool((piece.data[piece.starts] != rows.INSERT).any())
     found = {id(work): work for work in works.values()}
-    return [work for key, work in found.items() if key in changed or work.wanted.truncate_before is not None]
+    return [
+        work
+        for key, work in found.items()
+        if key in changed or work.wanted.truncate_before is not None or work.wanted.emptied
+    ]
 
 
 def _partitions(batch: Batch, works: Sequence[_Work], origin: str, chunk_bytes: int) -> Partitions:
@@ -249,6 +259,9 @@ def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, 
     with blaming(destination):
         changes = rows.concat_changes(parts)
         parts.clear()
+        if destination.table.history is not None:
+            work.parts.add(history(changes, batch, destination.table))
+            return
         folded = folded_for(
             destination,
             changes,

@@ -15,8 +15,10 @@ from apply.conflicts import judge
 from apply.staging import large_batches
 from apply.staging.decode import Wanted, decode, no_changes, wanted_by
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
+from apply.staging.history import history
 from apply.staging.staged_table import StagedTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.changeset import Folded
 from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.protocol import rows
 
@@ -63,9 +65,12 @@ def _stage_table(
 ) -> StagedTable | None:
     table, truncate_before = wanted.destination.table, wanted.truncate_before
     parts, full = decode(batch, wanted, frames, origin)
-    if not parts and truncate_before is None:
+    if not parts and truncate_before is None and not wanted.emptied:
         return None
     look_for_others(writers, wanted.destination)
+    if table.history is not None:
+        changes = rows.concat_changes(parts) if parts else None
+        return _as_history(batch, wanted, history(changes, batch, table, wanted.emptied), writers)
     changes = rows.concat_changes(parts or [no_changes(table)])
     present = writers.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
     folded = folded_for(wanted.destination, changes, full=full, truncate_before=truncate_before, present=present)
@@ -83,3 +88,9 @@ def _stage_table(
         folded.deletes,
         conflicts,
     )
+
+
+def _as_history(batch: Batch, wanted: Wanted, folded: Folded, writers: TableWriters) -> StagedTable:
+    staged = writers.write(wanted.destination.table, folded, replace_all=False, rows=folded.images.num_rows)
+    commit = wanted.destination.commit(batch)
+    return StagedTable(wanted.destination, staged, commit, folded.inserts, folded.updates, folded.deletes)

@@ -11,6 +11,7 @@ that after a crash the alteration is known to be done.  Blocks.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pubsub.delta import change_rows
 from pubsub.delta import schema_json as schema
 from pubsub.delta.files import data_files
 from pubsub.delta.files.file_rows import laid_out, live_rows
@@ -26,14 +29,15 @@ from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, asking_for
 from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.places import is_reached
-from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
-from pubsub.delta.writers.arrow_writer import remove_action, require_version
+from pubsub.delta.table import HISTORY, STATISTICS, Commit, TargetTable, as_said, described, needs_mapping, read_schema
+from pubsub.delta.writers.arrow_writer import keeps_history, remove_action, require_version
 from pubsub.errors import NotInPrerequisiteState, Overtaken, SerializationFailure
 from pubsub.protocol.arrow_arrays import repeated
+from pubsub.protocol.column_types import folded_name
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
-_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", STATISTICS)
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, STATISTICS)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
@@ -129,8 +133,13 @@ def _actions(
     _require_partitions_kept(log, table, change)
     columns = _columns(log, table, change)
     altered = TargetTable(
-        table.path, _arrow(table, change, columns), change.key, change.relation, schema.mapping(columns)
-    )
+        table.path,
+        _arrow(table, change, columns),
+        table.key,
+        change.relation,
+        schema.mapping(columns),
+        history=table.history,
+    ).identified_by(change.key)
     partitioned_by = tuple(change.rename.get(name, name) for name in log.partition_columns)
     actions = _definition(log, altered, columns, properties, partitioned_by)
     made: list[Action] = []
@@ -191,10 +200,13 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     """Return the table as a copy of all rows must write it, and the definition actions for the copy's commit.
 
     There are none if the Delta table has the columns already.  Otherwise it gets exactly the publisher's columns, and
-    loses any others together with its rows.
+    loses any others together with its rows.  A history keeps its rows, and so its columns, and gets those that it lacks;
+    raises NotInPrerequisiteState if one has another type.
     """
     have = schema.fields(log.metadata)
     by_name = {column["name"]: column for column in have}
+    if keeps_history(log, table):
+        return _for_history(log, table, have)
     columns = [schema.field_of(field) for field in table.schema]
     ours = "pubsub.key" in log.properties
     laid = laid_out(log, replace(table, mapped=schema.mapping(have)))
@@ -210,6 +222,84 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     # A partition column that the publisher lacks goes with the others.
     table = replace(table, partitioned_by=tuple(name for name in table.partitioned_by if name in table.schema.names))
     return table, _definition(log, table, columns, {}, table.partitioned_by)
+
+
+def _for_history(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
+    by_name = {folded_name(column["name"]): column for column in have}
+    added = []
+    for one in table.schema:
+        column, other = schema.field_of(one), by_name.get(folded_name(one.name))
+        if other is None:
+            added.append((one, column))
+        elif other["name"] != one.name:
+            raise NotInPrerequisiteState(
+                f'column "{one.name}" of table "{table.relation}" differs only in case from "{other["name"]}" in its history',
+                hint=f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one.",
+            )
+        elif column["type"] != other["type"]:
+            raise NotInPrerequisiteState(
+                f'column "{one.name}" of table "{table.relation}" has another type than in its history',
+                detail=f"The history has {_text(other)}, new values need {_text(column)}.",
+                hint=f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one.",
+            )
+    if _mode(log) is not None or any(needs_mapping(one.name) for one, _ in added):
+        if _mode(log) is None:
+            schema.map_columns(have, _greatest(log))
+        greatest = max(_greatest(log), *(number for _, number in schema.mapping(have).values()))
+        for _, column in added:
+            greatest = schema.map_new(column, greatest)
+    columns = [*have, *(column for _, column in added)]
+    ours = {one.name: one for one in table.schema}
+    fields = [ours.get(one.name, one) for one in read_schema(table.path)]
+    whole = replace(table, schema=pa.schema([*fields, *(one for one, _ in added)]), mapped=schema.mapping(columns))
+    laid = laid_out(log, whole)
+    described_so = {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(laid)
+    return laid, [] if described_so and not added else _definition(log, laid, columns, {}, laid.partitioned_by)
+
+
+def widen(log: TableLog, table: TargetTable) -> None:
+    """Give a history's columns the types of `table` where these hold every value of theirs; rewrites its files if any does."""
+    log.refresh()
+    properties = log.properties
+    found, columns = read_schema(table.path), schema.fields(log.metadata)
+    there = as_said(TargetTable(table.path, found, (), table.relation, schema.mapping(columns)), properties)
+    wanted = {field.name: field.type for field in table.schema if field.name in found.names}
+    retyped = {name: kind for name, kind in wanted.items() if _holds(kind, found.field(name).type)}
+    if not retyped:
+        return
+    change = Alteration(there.identity, table.relation, retype=retyped)
+
+    def commit() -> None:
+        log.refresh()
+        actions, _, made = _actions(log, there, change, {})
+        log.commit(actions, Operation.ALTER, made=data_files.paths(log.table, made))
+
+    commit_retrying(f'widen columns of the Delta table of "{table.relation}"', commit)
+
+
+def _holds(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether the type is another than `other`, and has all of its values."""
+    if kind == other:
+        return False
+    if pa.types.is_decimal(kind) and pa.types.is_decimal(other):
+        return bool(kind.scale == other.scale and kind.precision > other.precision)
+    both = [kind, other]
+    of_numbers = all(map(pa.types.is_integer, both)) or all(map(pa.types.is_floating, both))
+    return of_numbers and bool(kind.bit_width > other.bit_width)
+
+
+def _text(column: schema.Field) -> str:
+    kind = column["type"]
+    return kind if isinstance(kind, str) else json.dumps(kind)
+
+
+def _added(table: TargetTable, rows: pa.Table, value: pa.Scalar) -> pa.Array:
+    """Return a new column of rows that are there already; of a history, only whole rows have its value."""
+    values = repeated(value, rows.num_rows)
+    if table.history is None:
+        return values
+    whole = pc.is_in(rows.column(change_rows.OP), pa.array(change_rows.WHOLE)).combine_chunks()
+    return pc.if_else(whole, values, pa.scalar(None, value.type))
 
 
 def _same(column: schema.Field, other: schema.Field | None, ours: bool) -> bool:
@@ -238,6 +328,8 @@ def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[sche
         if mapped:
             greatest = schema.map_new(column, greatest)
         columns.append(column)
+    if table.history is not None:
+        return columns  # any may be NULL
     left = {change.rename.get(name, name) for name in table.key} - set(change.key)
     for column in columns:
         column["nullable"] = column["name"] not in change.key and (column["nullable"] or column["name"] in left)
@@ -267,5 +359,5 @@ def _rewritten(
         rows = rows.drop_columns(list(change.drop)) if change.drop else rows
         rows = rows.rename_columns([change.rename.get(name, name) for name in rows.column_names])
         for one, value in change.add:
-            rows = rows.append_column(one.name, repeated(value, rows.num_rows))
+            rows = rows.append_column(one.name, _added(table, rows, value))
         yield rows.select(altered.schema.names).cast(altered.schema)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as of_dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub.delta import history
+from pubsub.delta import change_rows, history
 from pubsub.delta import schema_json as delta_schema
 from pubsub.delta.log import table_log
 from pubsub.delta.log.row_count import count_rows
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
+HISTORY: Final = "pubsub.history"
+"""The property of a table in mode history: what identifies a row of the publisher's table, as JSON."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
@@ -59,6 +61,29 @@ class TargetTable:
     """The cluster columns (CLUSTER BY), whose statistics data files need; known as the partition columns are."""
     by_id: bool = False
     """Whether the mapped columns are known in data files by their ids instead of their names."""
+    history: tuple[str, ...] | None = None
+    """In mode history (change_rows): the columns that identify a row of the publisher's table.  The table has no `key` then."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that identify a row of the publisher's table; () if there are none."""
+        return self.key if self.history is None else self.history
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """The columns of which data files have the least and the greatest value, if their types allow it."""
+        first = () if self.history is None else (change_rows.LSN, *self.history)
+        names = dict.fromkeys((*first, *self.key, *self.clustered_by))
+        return tuple(name for name in names if name not in self.partitioned_by)
+
+    @property
+    def replicated(self) -> list[str]:
+        """The columns that are not this project's own (change_rows)."""
+        return [name for name in self.schema.names if self.history is None or name not in change_rows.NAMES]
+
+    def identified_by(self, names: tuple[str, ...]) -> TargetTable:
+        """Return the table with these columns as its identity."""
+        return replace(self, key=names) if self.history is None else replace(self, history=names)
 
     def stored_name(self, name: str) -> str:
         """Return a column's name in data files."""
@@ -283,15 +308,30 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
     return settings
 
 
+def mode_of(table: TargetTable) -> dict[str, str]:
+    """Return the property that says that the table is in mode history; {} for a mirror."""
+    return {} if table.history is None else {HISTORY: json.dumps(list(table.history), ensure_ascii=False)}
+
+
+def refuse_history(table: TargetTable, found: Mapping[str, str]) -> None:
+    """Raise NotInPrerequisiteState if the Delta table with the properties `found` has a history, and would become a mirror."""
+    if table.history is None and HISTORY in found:
+        raise NotInPrerequisiteState(
+            f'the Delta table for "{table.relation}" keeps the history, which a mirror would replace',
+            detail=f'It lies at "{table.path}".',
+            hint="Move it away, or name the table in the option mode.",
+        )
+
+
 def described(table: TargetTable) -> dict[str, str]:
     """Return the properties that follow from the table's name, columns and key."""
     settings = {
         "pubsub.relation": table.relation,
         "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
     }
+    settings |= mode_of(table)
     # Delta keeps none of partition columns, and demands them of cluster columns.
-    names = (name for name in dict.fromkeys((*table.key, *table.clustered_by)) if name not in table.partitioned_by)
-    ordered = [name for name in names if _has_statistics(table.schema.field(name).type)]
+    ordered = [name for name in table.bounded if _has_statistics(table.schema.field(name).type)]
     if ordered:
         settings[STATISTICS] = ",".join(map(quote, ordered))
     return settings
@@ -390,9 +430,32 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
     Raises UndefinedTable if there is no table.
     """
     check_exists(path, relation)
-    key = json.loads(definition)["key"] if definition is not None else json.loads(properties(path)["pubsub.key"])
     schema, mapped = _read_columns(path)
-    return TargetTable(path, schema, tuple(key), relation, mapped)
+    table = TargetTable(path, schema, (), relation, mapped)
+    if definition is None:
+        return as_said(table, properties(path))
+    known = json.loads(definition)
+    history = known.get("history")
+    return replace(table, key=tuple(known["key"]), history=None if history is None else tuple(history))
+
+
+def as_said(table: TargetTable, properties: Mapping[str, str]) -> TargetTable:
+    """Return the table with the mode and the key that its properties name."""
+    history = properties.get(HISTORY)
+    return replace(
+        table,
+        key=tuple(json.loads(properties["pubsub.key"])),
+        history=None if history is None else tuple(json.loads(history)),
+    )
+
+
+def with_kept_columns(table: TargetTable) -> TargetTable:
+    """Return a table that is about to be copied with the columns that stay in its history."""
+    if table.history is None or HISTORY not in properties(table.path):
+        return table
+    held = read_schema(table.path)
+    added = [field for field in table.schema if field.name not in held.names]
+    return replace(table, schema=pa.schema([*held, *added]))
 
 
 def fits(table: TargetTable) -> bool:
@@ -407,6 +470,12 @@ def check_columns(table: TargetTable) -> None:
     Columns match by name; one that the publisher lacks stays and gets NULL (relation.c: logicalrep_rel_open).
     """
     have = {field.name: field for field in read_schema(table.path)}
+    never_null = [field.name for field in have.values() if not field.nullable]
+    if table.history is not None and never_null:
+        raise NotInPrerequisiteState(
+            f'column "{never_null[0]}" of the Delta table for "{table.relation}" is NOT NULL, which no column of a history can be',
+            detail=f'The Delta table lies at "{table.path}".',
+        )
     missing = [field.name for field in table.schema if field.name not in have]
     if missing:
         listed = ", ".join(f'"{name}"' for name in missing)

@@ -1,20 +1,24 @@
-"""The subscription options partition_by, cluster_by and table_properties: how the Delta tables of a subscription lie.
+"""The subscription options mode, partition_by, cluster_by and table_properties: what the Delta tables of a subscription are.
 
+    mode = 'history'
+    mode = 'public.payments (history), sales.* (mirror)'
     partition_by = 'public.orders (region), sales.* (country, kind)'
     cluster_by = 'public.customers (zip)'
     table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
 
-Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns, or
-properties, in parentheses.  For a table's columns the element that says most about it counts alone; properties are joined, and
-the one that says most goes before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
-The options take effect when a Delta table is created; changing them does not affect existing tables.
+Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
+properties, or a mode, in parentheses; a mode without a name is that of all tables.  For a table's columns and its mode the
+element that says most about it counts alone; properties are joined, and the one that says most goes before.  A name is written
+as in SQL; values with other than letters and digits are in double quotes.
+The options take effect when a Delta table is created, the mode whenever a table is copied; changing them does not affect
+existing tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.nearest import nearest
@@ -38,33 +42,42 @@ PROPERTIES: Final = (
 )
 
 
+#: mirror: the rows that the publisher's table has now.  history: every change a row (pubsub.delta.change_rows).
+Mode = Literal["mirror", "history"]
+_MODES: Final[Mapping[str, Mode]] = {"mirror": "mirror", "history": "history"}
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one Delta table lies."""
+    """How one Delta table lies, and its mode."""
 
     partition_by: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    mode: Mode = "mirror"
 
     def __bool__(self) -> bool:
+        """Return whether the table is to lie in any other way than by itself."""
         return bool(self.partition_by or self.cluster_by or self.properties)
 
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """What the three options say, by pattern."""
+    """What the options say, by pattern."""
 
     partition_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     cluster_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
+    modes: Mapping[Pattern, Mode] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, partition_by: str, cluster_by: str, table_properties: str) -> Layouts:
+    def parse(cls, partition_by: str, cluster_by: str, table_properties: str, mode: str = "") -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
             columns_of("partition_by", partition_by),
             columns_of("cluster_by", cluster_by),
             properties_of(table_properties),
+            modes_of(mode),
         )
 
     def of(self, schema: str, table: str) -> Layout:
@@ -81,11 +94,17 @@ class Layouts:
         properties: dict[str, str] = {}
         for one in reversed(patterns):
             properties |= self.properties.get(one, {})
-        return Layout(partition_by, cluster_by, properties)
+        mode: Mode = next((self.modes[one] for one in patterns if one in self.modes), "mirror")
+        return Layout(partition_by, cluster_by, properties, mode)
 
     def tables(self) -> Iterator[tuple[str, str, str]]:
         """Yield option, schema and name of each table that is named by itself."""
-        named = {"partition_by": self.partition_by, "cluster_by": self.cluster_by, "table_properties": self.properties}
+        named: Mapping[str, Iterable[Pattern]] = {
+            "partition_by": self.partition_by,
+            "cluster_by": self.cluster_by,
+            "table_properties": self.properties,
+            "mode": self.modes,
+        }
         for option, rules in named.items():
             for schema, table in rules:
                 if schema is not None and table is not None:
@@ -125,6 +144,24 @@ def properties_of(text: str) -> dict[Pattern, Mapping[str, str]]:
             properties[key] = _source(value, text)
         _add(found, pattern, properties, option, text)
     return found
+
+
+def modes_of(text: str) -> dict[Pattern, Mode]:
+    """Parse mode.  Raises PubsubError (22023) and SqlSyntaxError."""
+    tokens = tokenize(text)
+    if len(tokens) == 1:
+        return {(None, None): _mode(tokens, text)}
+    found: dict[Pattern, Mode] = {}
+    for pattern, inside in _elements("mode", text):
+        _add(found, pattern, _mode(inside, text), "mode", text)
+    return found
+
+
+def _mode(tokens: list[Token], text: str) -> Mode:
+    found = _MODES.get(tokens[0].value) if len(tokens) == 1 and tokens[0].kind in (Kind.WORD, Kind.NAME) else None
+    if found is not None:
+        return found
+    raise _invalid("mode", text, f"The modes are {' and '.join(_MODES)}.")
 
 
 def patterns_of(option: str, text: str) -> tuple[Pattern, ...]:

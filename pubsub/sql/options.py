@@ -17,7 +17,7 @@ from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.layouts import Layouts, columns_of, patterns_of, properties_of
+from pubsub.sql.layouts import Layouts, columns_of, modes_of, patterns_of, properties_of
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -56,9 +56,10 @@ class SubscriptionOptions:
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
-    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `partition_by`, `cluster_by`
-    and `table_properties` are those that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to
-    apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's WAL segments; None: there is none.
+    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `partition_by`,
+    `cluster_by` and `table_properties` are those that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is
+    the last LSN to apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's WAL segments; None:
+    there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
     the last day.
     """
@@ -100,13 +101,14 @@ class SubscriptionOptions:
     partition_by: str = ""
     cluster_by: str = ""
     table_properties: str = ""
+    mode: str = ""
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
     @property
     def layouts(self) -> Layouts:
-        """How the Delta tables lie.  Raises nothing: the options were parsed when they were given."""
-        return Layouts.parse(self.partition_by, self.cluster_by, self.table_properties)
+        """What the Delta tables are, and how they lie.  Raises nothing: the options were parsed when they were given."""
+        return Layouts.parse(self.partition_by, self.cluster_by, self.table_properties, self.mode)
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
         """Return these options, replaced by those that `changes` specifies: ALTER SUBSCRIPTION … SET."""
@@ -144,6 +146,7 @@ STORED_OPTIONS: Final = (
     "partition_by",
     "cluster_by",
     "table_properties",
+    "mode",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -387,6 +390,12 @@ def _tables(option: Option) -> str:
     return text
 
 
+def _mode(option: Option) -> str:
+    text = _string(option)
+    modes_of(text)
+    return text
+
+
 def _table_properties(option: Option) -> str:
     text = _string(option)
     properties_of(text)
@@ -431,6 +440,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "partition_by": _columns_by_table,
     "cluster_by": _columns_by_table,
     "table_properties": _table_properties,
+    "mode": _mode,
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),

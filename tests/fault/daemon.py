@@ -142,10 +142,11 @@ class Subscribed:
             """
         )
 
-    def subscribe(self) -> None:
+    def subscribe(self, **options: str) -> None:
+        given = "".join(f", {name} = {quote_literal(value)}" for name, value in options.items())
         self.daemon.execute(
             f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.database.conninfo)} PUBLICATION p "
-            "WITH (batch_age = '20ms')"
+            f"WITH (batch_age = '20ms'{given})"
         )
         self._created = True
 

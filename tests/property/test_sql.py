@@ -67,6 +67,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "partition_by": st.sampled_from(["", "public.t (a)", 's.* (a, "B b"), * (c)']),
     "cluster_by": st.sampled_from(["", "public.u (a, b)"]),
     "table_properties": st.sampled_from(["", '* (team = "a b"), s.t (delta.enableChangeDataFeed = true)']),
+    "mode": st.sampled_from(["", "history", "public.t (history), s.* (mirror)"]),
     "new_tables": st.sampled_from(["ignore", "follow"]),
     "on_slot_loss": st.sampled_from(["stop", "resync"]),
     "wal_archive": st.sampled_from(["none", "/archive", "/with 'quotes' and, more"]),

@@ -40,7 +40,7 @@ streaming = 2
 origin = foo
 origin = ''
 origin
-nope = 1
+nothing_like_it = 1
 copy_data, enabled = false
 copy_data = true, copy_data = true
 binary = foo

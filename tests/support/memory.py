@@ -184,13 +184,17 @@ def apply_folded(table: TargetTable, folded: Folded, replace_all: bool, rows: Co
         row = tuple(removed[name] for name in names)
         result[row] = max(0, result[row] - removed[COUNT_COLUMN])
     for image in folded.images.to_pylist():
-        result[tuple(image[name] for name in names)] += 1
+        result[tuple(_hashable(image[name]) for name in names)] += 1
     for image in folded.masked.to_pylist():
         base = by_key.get(tuple(image[f"{BASE_PREFIX}{j}"] for j in range(len(table.key))))
         if base is not None:
             hidden = [image.get(f"{UNCHANGED_PREFIX}{i}", False) for i in range(len(names))]
             result[tuple(base[i] if hidden[i] else image[name] for i, name in enumerate(names))] += 1
     return +result
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 Outcome = Callable[[Callable[[], None]], Awaitable[None]]

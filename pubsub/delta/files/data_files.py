@@ -280,9 +280,7 @@ class _Bounds:
     """
 
     def __init__(self, table: TargetTable) -> None:
-        self.columns = [
-            name for name in dict.fromkeys((*table.key, *table.clustered_by)) if name not in table.partitioned_by
-        ]
+        self.columns = list(table.bounded)
         self._names = {
             name: table.stored_name(name) for name in self.columns if has_bounds(table.schema.field(name).type)
         }

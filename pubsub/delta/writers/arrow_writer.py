@@ -36,7 +36,7 @@ from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
 from pubsub.delta.places import Place, is_reached
-from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
+from pubsub.delta.table import HISTORY, Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
 from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.writers.expectations import Inserted
@@ -204,6 +204,8 @@ def commit_copy(
 ) -> None:
     """Commit an initial copy's files in place of all the table's files; `definition`: actions that set its columns.
 
+    A history keeps its files: what a copy reads is added to them.
+
     Raises what `commit` raises for these reasons, and Overtaken if the table already holds a commit of
     this copy.
     """
@@ -212,12 +214,16 @@ def commit_copy(
         log.refresh()
         _require_unchanged(log, table, record, redefined=bool(definition))
         now = int(time.time() * 1000)
-        _commit(
-            log, _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())]), record
-        )
+        replaced = () if keeps_history(log, table) else log.files.values()
+        _commit(log, _Changes([*definition, *added, *(remove_action(file, now) for file in replaced)]), record)
 
     with log.writing:
         commit_retrying(_what(table), attempt)
+
+
+def keeps_history(log: TableLog, table: TargetTable) -> bool:
+    """Return whether the Delta table is, and stays, in mode history, so that no row of it goes."""
+    return table.history is not None and HISTORY in log.properties
 
 
 def require_no_copy(table: TargetTable, record: Commit) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from catalog.records import State, SubscriptionRel
 from catalog.system_views import VIEWS
+from pubsub.delta import change_rows
 from pubsub.server.system_catalogs.definitions import Row, definitions
 from pubsub.server.system_catalogs.functions import format_type
 
@@ -28,6 +29,15 @@ _DELTA: Final = 16383
 """The access method of Delta tables."""
 _FIRST_ROLE: Final = 16000
 _TEXT: Final = 25
+# The columns that a table in mode history has besides the publisher's: text, bigint, timestamptz, text[].
+_HISTORY: Final = {
+    change_rows.OP: (_TEXT, -1),
+    change_rows.LSN: (20, -1),
+    change_rows.SEQ: (20, -1),
+    change_rows.COMMIT_TIME: (1184, -1),
+    change_rows.XID: (20, -1),
+    change_rows.UNCHANGED: (1009, -1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,8 @@ def tables(state: State) -> list[Table]:
         typed = {column[1]: (column[2], column[3]) for column in described}
         columns = definition.get("columns") or list(typed)
         key = definition.get("key") or []
+        if one.mode == "history":
+            typed = _HISTORY | typed
         attributes = tuple(Attribute(name, *typed.get(name, (_TEXT, -1)), name in key) for name in columns)
         said = f'Subscription "{names.get(one.subid, "")}", state {one.state.value}'
         found.append(

@@ -38,14 +38,15 @@ def test_a_row_knows_its_transaction_also_beside_empty_ones() -> None:
     assert [b.transaction_of(seq).xid for seq in range(3)] == [701, 701, 703]
 
 
-def test_the_last_kept_truncation_counts() -> None:
+def test_truncations_that_a_table_gets() -> None:
     b = batch(2, 2, 2, truncations={0: [Truncation(1, (5, 6))], 1: [Truncation(0, (5,)), Truncation(2, (5,))], 2: []})
-    assert b.kept_truncation(5, Lsn(0)) == 4
-    assert b.kept_truncation(6, Lsn(0)) == 1
-    assert b.kept_truncation(5, Lsn(100)) == 4
-    assert b.kept_truncation(6, Lsn(100)) is None
-    assert b.kept_truncation(5, Lsn(200)) is None
-    assert b.kept_truncation(7, Lsn(0)) is None
+    assert [one.seq for one in b.kept_truncations([5], Lsn(0))] == [1, 2, 4]
+    assert [one.seq for one in b.kept_truncations([6, 7], Lsn(0))] == [1]
+    assert [one.seq for one in b.kept_truncations([5, 6], Lsn(0), Lsn(200))] == [1]
+    assert [one.seq for one in b.kept_truncations([5], Lsn(100))] == [2, 4]
+    assert b.kept_truncations([6], Lsn(100)) == []
+    assert b.kept_truncations([5], Lsn(200)) == []
+    assert b.kept_truncations([7], Lsn(0)) == []
 
 
 def test_a_batch_is_as_old_as_its_first_transaction() -> None:

@@ -99,3 +99,26 @@ def test_lists_of_tables() -> None:
 def test_lists_of_tables_that_are_not_understood(text: str) -> None:
     with pytest.raises(PubsubError, match='invalid value for parameter "copy_first"'):
         patterns_of("copy_first", text)
+
+
+def test_modes() -> None:
+    """A mode of all tables is written alone; else each element has its own."""
+    assert Layouts.parse("", "", "", "history").of("s", "t").mode == "history"
+    layouts = Layouts.parse("", "", "", 'public.* (history), public."T t" (mirror)')
+    assert layouts.of("public", "t").mode == "history"
+    assert layouts.of("public", "T t").mode == "mirror"
+    assert layouts.of("x", "t").mode == "mirror"
+    assert not layouts.of("public", "t"), "it lies as any other"
+    assert list(layouts.tables()) == [("mode", "public", "T t")]
+    for text in (
+        "histories",
+        "History x",
+        "* ()",
+        "* (history, mirror)",
+        "public.t",
+        "'history'",
+        "* (history), * (mirror)",
+    ):
+        with pytest.raises(PubsubError) as refused:
+            Layouts.parse("", "", "", text)
+        assert refused.value.sqlstate == "22023"
