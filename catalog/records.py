@@ -207,6 +207,12 @@ class SubscriptionRel:
             return None
         return "history" if "history" in json.loads(self.definition) else "mirror"
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The published columns that its Delta table does not get."""
+        known = json.loads(json.loads(self.definition or "{}").get("attributes") or "{}")
+        return tuple(name for _, name, _ in known.get("left_out") or ())
+
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from apply.publisher_identity import check_system
+from apply.schema_changes.column_choice import asking, of_table_made_anew
 from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
@@ -23,14 +24,19 @@ from launcher.sync_slots import drop_slots_of, slot_names
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN
-from pubsub.publisher import slots
+from pubsub.publisher import definitions, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified
-from pubsub.sql.options import SubscriptionOptions, TwoPhaseState, refuse_new_tables_in_two_phase
+from pubsub.sql.options import (
+    SubscriptionOptions,
+    TwoPhaseState,
+    refuse_new_tables_in_two_phase,
+    refuse_unfollowed_choice,
+)
 from pubsub.sql.typechoices import TypeChoices
 
 _REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
@@ -87,7 +93,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
                 )
             await catalog.alter_subscription(oid, skip_lsn=lsn)
         case sql.ResyncTable():
-            await resync(session, subscription, statement.action.tables)
+            await resync(session, subscription, statement.action.tables, lets_columns_in=True)
         case _:
             assert_never(statement.action)
 
@@ -232,7 +238,7 @@ async def _plan(
                 copy_data=copy_data,
                 create_tables=subscription.options.create_tables,
                 choices=TypeChoices.parse(subscription.options.types),
-                layouts=subscription.options.layouts,
+                options=subscription.options,
                 subid=subscription.oid,
                 leaving={relation.path for relation in gone},
             )
@@ -311,11 +317,14 @@ async def _without_slots(
         yield
 
 
-async def resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
+async def resync(
+    session: Session, subscription: Subscription, names: tuple[QualifiedName, ...], *, lets_columns_in: bool = False
+) -> None:
     """Have the named tables copied again; the copy's commit replaces the rows of their Delta tables.
 
     A table that was dropped and created again on the publisher is known by its new oid from then on, and with
-    schema_changes = follow one that was renamed by its new name.
+    schema_changes = follow one that was renamed by its new name.  `lets_columns_in`: columns that were left out because they came
+    later than the options columns and exclude are copied, too.
     """
     catalog, oid = session.catalog, subscription.oid
     if not subscription.enabled:
@@ -347,13 +356,25 @@ async def resync(session: Session, subscription: Subscription, names: tuple[Qual
             # Read again: the workers have ended and no longer change the states.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
+            for relation in wanted:
+                here = held.get(relation.relid)
+                if lets_columns_in and here is not None and here.definition is not None:
+                    await catalog.set_relation_definition(oid, here.relid, asking(here.definition))
             again: dict[int, NewRelation | None] = {}
             for relation in wanted:
                 now = oids[relation.schema, relation.name]
                 made_anew = now != relation.relid
-                again[relation.relid] = (
-                    NewRelation(now, relation.schema, relation.name, relation.path) if made_anew else None
-                )
+                again[relation.relid] = None
+                if made_anew:
+                    before = held[relation.relid].definition if relation.relid in held else None
+                    if before is not None:
+                        before = of_table_made_anew(
+                            asking(before) if lets_columns_in else before,
+                            await definitions.table_definition(connection, now),
+                        )
+                    again[relation.relid] = NewRelation(
+                        now, relation.schema, relation.name, relation.path, definition=before
+                    )
             if not every:
                 await catalog.copy_again(oid, again, None)
                 return
@@ -423,6 +444,19 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
         published_tables.refuse_unknown_types(TypeChoices.parse(options.types))
+    refuse_unfollowed_choice(subscription.options.merge(options))
+    if given & {"columns", "exclude"}:
+        async with await session.connect(subscription.name, subscription.conninfo) as connection:
+            published = await published_tables.published_tables(connection, subscription.publications)
+            here = {relation.relid for relation in await session.catalog.relations(subscription.oid)}
+            published = {oid: table for oid, table in published.items() if oid in here}
+            merged = subscription.options.merge(options)
+            await published_tables.refuse_unfit_choice(connection, published, merged)
+    if given & {"mode", "columns", "exclude"}:
+        session.notice(
+            "mode, columns and exclude hold for a table from its next copy on",
+            hint=f"ALTER SUBSCRIPTION {subscription.name} RESYNC TABLE … copies a table anew.",
+        )
     if options.binary and not subscription.options.binary:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await published_tables.published_tables(connection, subscription.publications)

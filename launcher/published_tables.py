@@ -32,9 +32,11 @@ from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
 from pubsub.sql.layouts import Layout, Layouts, not_published
+from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
+    from apply.schema_changes.column_choice import Choice
     from pubsub.delta.table import TargetTable
 
 #: clusteringColumns: delta.clustering.validateNumClusteringColumns.
@@ -48,6 +50,7 @@ class Plan:
     published: PublishedTable
     definition: TableDefinition
     target: TargetTable
+    choice: Choice
     exists: bool = False
     """Whether the Delta table exists."""
 
@@ -65,7 +68,9 @@ class Plan:
             path=self.target.path,
             state=RelState.INIT if copy_data else RelState.READY,
             lsn=None if copy_data else lsn,
-            definition=described_json(self.target, self.definition) if copy_data or self.exists else None,
+            definition=described_json(self.target, self.definition, choice=self.choice)
+            if copy_data or self.exists
+            else None,
             estimated_rows=self.definition.estimated_rows,
         )
 
@@ -133,7 +138,7 @@ async def plan(
     copy_data: bool,
     create_tables: bool,
     choices: TypeChoices | None = None,
-    layouts: Layouts | None = None,
+    options: SubscriptionOptions | None = None,
     subid: int | None = None,
     leaving: Collection[str] = (),
 ) -> list[Plan]:
@@ -142,10 +147,11 @@ async def plan(
     `subid`: the subscription, if there is one yet; `leaving`: paths in the warehouse that the same command frees.  Raises for the
     first that cannot be replicated or read, or whose Delta table may not be used.
     """
+    from apply.schema_changes.column_choice import choose
     from apply.schema_changes.table_definition import target_table
 
     plans = []
-    layouts = layouts or Layouts()
+    options = options or SubscriptionOptions()
     found = await definitions.table_definitions(connection, tables)
     for table in tables.values():
         definition = found.get(table.oid)
@@ -159,18 +165,28 @@ async def plan(
             )
             continue
         path = table_path(session.settings.warehouse_uri, target, definition.schema, definition.name)
-        history = layouts.of(definition.schema, definition.name).mode == "history"
-        plans.append(Plan(table, definition, target_table(definition, table.attnames, path, choices, history=history)))
+        choice = choose(options, definition, table.attnames, None)
+        mode = options.layouts.of(definition.schema, definition.name).mode
+        planned = target_table(definition, table.attnames, path, choices, choice, mode)
+        plans.append(Plan(table, definition, planned, choice))
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
     for one in plans:
-        refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
+        refuse_layout(one.target, options.layouts.of(one.definition.schema, one.definition.name))
     await _refuse_owned(session.catalog, plans, leaving, subid)
-    return [
+    plans = [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
         for one in plans
     ]
+    for one in plans:
+        if one.target.closed and not copy_data and not one.exists:
+            raise FeatureNotSupported(
+                f'the options columns and exclude need a copy, or a Delta table, of table "{one.target.relation}"',
+                detail="Until then its columns could be given other names.",
+                hint="Use copy_data = true, or create the Delta table.",
+            )
+    return plans
 
 
 async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTable]) -> None:
@@ -273,11 +289,35 @@ async def _refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Coll
 
 
 def refuse_unknown_tables(layouts: Layouts, plans: Collection[Plan]) -> None:
-    """Refuse tables of partition_by, cluster_by and table_properties that are not published."""
+    """Refuse tables, and columns of no table, that are named by an option and are not published."""
     published = {(one.definition.schema, one.definition.name) for one in plans}
     for option, schema, name in layouts.tables():
         if (schema, name) not in published:
             raise not_published(option, [f'"{schema}.{name}"'])
+    names = {
+        (one.definition.schema, one.definition.name): one.definition.names(one.published.attnames) for one in plans
+    }
+    layouts.require_columns_somewhere(names)
+
+
+async def refuse_unfit_choice(
+    connection: Connection, tables: Mapping[Oid, PublishedTable], options: SubscriptionOptions
+) -> None:
+    """Refuse options columns and exclude that name what is not published, or what cannot be left out of one of the tables."""
+    from apply.schema_changes.column_choice import choose
+    from apply.schema_changes.table_definition import target_table
+
+    options = replace(options, partition_by="", cluster_by="", table_properties="", mode="")
+    found = await definitions.table_definitions(connection, tables)
+    plans = []
+    for oid, definition in found.items():
+        attnames = tables[oid].attnames
+        if definition.published(attnames):
+            choice = choose(options, definition, attnames, None)
+            choices = TypeChoices.parse(options.types)
+            target = target_table(definition, attnames, "", choices, choice)
+            plans.append(Plan(tables[oid], definition, target, choice))
+    refuse_unknown_tables(options.layouts, plans)
 
 
 def refuse_layout(target: TargetTable, layout: Layout) -> None:
@@ -316,7 +356,8 @@ def refuse_layout(target: TargetTable, layout: Layout) -> None:
 
 async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
     definition = one.definition
-    if await definitions.can_select(connection, definition.oid, one.published.attnames):
+    columns = one.target.replicated if one.choice.left_out else one.published.attnames
+    if await definitions.can_select(connection, definition.oid, columns):
         return
     name = quote_qualified(definition.schema, definition.name)
     role = quote_identifier(connection.user)

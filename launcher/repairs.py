@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from apply.schema_changes.column_choice import replicated
 from apply.snapshot_point import SnapshotPoint
 from apply.staging.destination import Destination
 from apply.worker import ApplyWorker
@@ -176,7 +177,7 @@ class _Repair:
                 raise NotInPrerequisiteState("the table is not ready any more")
             table = PublisherTable(self._subscription, relation, _NAME, Figures())
             described = await table.describe(connection, self._point.snapshot, self._point.lsn)
-            _require_same_columns(described, destination)
+            _require_same_columns(described, destination, relation)
             keys = await asyncio.to_thread(_read, Path(wanted["file"]))
             if destination.table.key:
                 folded = await self._under_keys(described, destination, keys)
@@ -270,11 +271,16 @@ def _rows_at(
     return with_columns(pa.Table.from_batches(source.copy_at(session, places, schema), schema), destination.table)
 
 
-def _require_same_columns(described: Described, destination: Destination) -> None:
+def _require_same_columns(described: Described, destination: Destination, relation: SubscriptionRel) -> None:
     """Raise unless the Delta table has the publisher's columns: an ALTER TABLE that was not followed yet is followed first."""
     for name in described.target.schema.names:
         if name not in destination.table.schema.names:
             raise NotInPrerequisiteState(f'column "{name}" was added at the publisher, and not here yet')
+    now = replicated(relation.definition, described.definition.columns)
+    if described.target.closed != destination.table.closed or (
+        destination.table.closed and not described.choice.names.issuperset(column.name for column in now)
+    ):
+        raise NotInPrerequisiteState("its options columns and exclude were changed: RESYNC TABLE makes them hold")
     if described.target.key != destination.table.key:
         raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")
 

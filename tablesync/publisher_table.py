@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from apply.schema_changes.column_choice import Choice, choose
 from apply.schema_changes.table_definition import target_table
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel
@@ -26,11 +27,22 @@ from tablesync.may_resume import Conditions, conditions
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """The publisher's table as one transaction sees it, and what its Delta table gets of it."""
+
+    published: PublishedTable
+    definition: TableDefinition
+    target: TargetTable
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
 class Described:
-    """The publisher's table as one transaction sees it."""
+    """The publisher's table as one transaction sees it, and how its rows are copied."""
 
     definition: TableDefinition
     target: TargetTable
+    choice: Choice
     source: chunk_reader.CopySource
     conditions: Conditions
 
@@ -71,7 +83,8 @@ class PublisherTable:
         Takes no lasting lock. With one, an ALTER TABLE would queue behind it, and the copy's tasks behind the ALTER TABLE.
         """
         subscription, relation = self._subscription, self.relation
-        found, definition, target = await self.published(connection)
+        seen = await self.published(connection)
+        definition, target = seen.definition, seen.target
         file = await snapshots.file_seen(connection, relation.relid)
         publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
         source = chunk_reader.CopySource(
@@ -79,18 +92,17 @@ class PublisherTable:
             application_name=self.slot,
             table=ReadTable.of(definition, target.replicated),
             snapshot=snapshot,
-            row_filter=found.row_filter,
+            row_filter=seen.published.row_filter,
             lsn=str(lsn),
             bytes=definition.bytes,
             longest=self._longest,
             max_rate=self._max_rate,
         )
-        return Described(
-            definition, target, source, conditions(subscription, found, definition, target, publishing, file)
-        )
+        found = conditions(subscription, seen.published, definition, target, publishing, file)
+        return Described(definition, target, seen.choice, source, found)
 
-    async def published(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
-        """Return the table's publication, definition and target as the connection's transaction sees them."""
+    async def published(self, connection: Connection) -> Seen:
+        """Return the table as the connection's transaction sees it."""
         relation = self.relation
         published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
         found = published[0] if published else None
@@ -102,9 +114,11 @@ class PublisherTable:
                 )
             definition = await definitions.table_definition(connection, relation.relid)
             choices = TypeChoices.parse(self._subscription.options.types)
-            mode = self._subscription.options.layouts.of(definition.schema, definition.name).mode
-            target = target_table(definition, found.attnames, relation.path, choices, history=mode == "history")
-            return found, definition, target
+            options = self._subscription.options
+            choice = choose(options, definition, found.attnames, relation.definition)
+            mode = options.layouts.of(definition.schema, definition.name).mode
+            target = target_table(definition, found.attnames, relation.path, choices, choice, mode)
+            return Seen(found, definition, target, choice)
 
     @contextmanager
     def blaming(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from apply.schema_changes.column_choice import replicated
 from catalog.records import SubscriptionRel
 from pubsub.digest.forms import Form, RowForm, form_of
 from pubsub.digest.source import SourceTable, largest_file
@@ -69,7 +70,7 @@ def row_form(
             "the publications do not publish the table any more",
             f'ALTER SUBSCRIPTION … REFRESH PUBLICATION takes "{relation.qualified_name}" out of the subscription.',
         )
-    columns = definition.published(table.attnames)
+    columns = replicated(relation.definition, definition.published(table.attnames))
     absent = [column.name for column in columns if column.name not in target.schema.names]
     if absent:
         raise CannotCompare(

@@ -23,9 +23,9 @@ import structlog
 
 from apply.handover import Handover
 from apply.publisher_identity import check_system, is_followed
-from apply.schema_changes.attributes import PROPERTY, of_definition
+from apply.schema_changes.attributes import PROPERTY
 from apply.schema_changes.diff import CopyAgain
-from apply.schema_changes.table_definition import described_json
+from apply.schema_changes.table_definition import described, described_json
 from apply.worker_statistics import Figures
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
@@ -47,7 +47,7 @@ from tablesync import choose_copier, chunk_reader, copyjob, executor_check
 from tablesync.catch_up import CatchUp
 from tablesync.claim_target import claim_target, made_definition
 from tablesync.progress import follow_progress
-from tablesync.publisher_table import PublisherTable
+from tablesync.publisher_table import PublisherTable, Seen
 
 logger = structlog.get_logger()
 
@@ -165,16 +165,17 @@ class SyncWorker:
             await self._catalog.set_relation_definition(self._subscription.oid, self.relation.relid, made)
             return
         async with await self._table.connect(replication=False) as connection:
-            definition, target = await self._look(connection)
+            seen = await self._look(connection)
             while True:
                 since = await slots.visible_wal_lsn(connection)
-                before, (definition, target) = definition, await self._look(connection)
-                if _same_shape(before, definition):
+                before, seen = seen, await self._look(connection)
+                if _same_shape(before.definition, seen.definition):
                     # It includes all alterations up to `since`, and none that came later.
                     break
         # A transaction that ends exactly there is included, too.
         since = Lsn(since + 1)
-        attributes = of_definition(definition, target.schema.names, app_id, since).as_json()
+        definition, target = seen.definition, seen.target
+        attributes = described(target, definition, app_id, since, seen.choice).as_json()
         with self._table.blaming():
             await self._claim(target, {PROPERTY: attributes})
             await asyncio.to_thread(delta.check_columns, target)
@@ -182,15 +183,15 @@ class SyncWorker:
         await self._catalog.set_relation_definition(
             self._subscription.oid,
             self.relation.relid,
-            described_json(target, definition, since),
+            described_json(target, definition, since, seen.choice),
             definition.estimated_rows,
         )
 
-    async def _look(self, connection: Connection) -> tuple[TableDefinition, TargetTable]:
+    async def _look(self, connection: Connection) -> Seen:
         await connection.execute(snapshots.BEGIN)
-        _, definition, target = await self._table.published(connection)
+        seen = await self._table.published(connection)
         await connection.execute("COMMIT")
-        return definition, target
+        return seen
 
     async def _claim(self, target: TargetTable, properties: Mapping[str, str] | None = None) -> None:
         kept = self._settings.housekeeping
@@ -234,8 +235,8 @@ class SyncWorker:
         if self._settings.spark.is_local:
             return
         async with await self._table.connect(replication=False) as connection:
-            definition, _ = await self._look(connection)
-        if choose_copier.takes_job(definition.bytes):
+            seen = await self._look(connection)
+        if choose_copier.takes_job(seen.definition.bytes):
             await self._start_spark()
             conninfo = self._conninfo_for_tasks()
             withheld = conninfo != self._subscription.conninfo
@@ -276,8 +277,8 @@ class SyncWorker:
                 await self._claim(table.target)
             rows = table.definition.estimated_rows
             there = await asyncio.to_thread(delta.with_kept_columns, table.target)
-            described = described_json(there, table.definition, created.consistent_point)
-            await self._catalog.set_relation_definition(subscription.oid, relation.relid, described, rows)
+            known = described_json(there, table.definition, created.consistent_point, table.choice)
+            await self._catalog.set_relation_definition(subscription.oid, relation.relid, known, rows)
             version, writable = await asyncio.to_thread(
                 copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
             )

@@ -51,12 +51,23 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A published column that the table does not get.  `named`: an option leaves it out; else it came later."""
+
+    number: int
+    name: str
+    named: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Attributes:
     """A table's columns as its Delta table has them.
 
     `count`: how many numbers have been assigned.  `storage`: TableDefinition's.  `since`: the end LSN of the transaction that
     created this state.  `kept`: columns of the Delta table that the publisher has dropped, by their former numbers.  `shapes`:
-    known Relation messages with the numbers of their columns, the newest last.  `app_id`: the copy that they belong to.
+    known Relation messages with the numbers of their columns, the newest last.  `left_out`: published columns that the table does
+    not get, whatever they are called later; None: it gets all, and all that are added.  `rule`: the texts of the options columns and
+    exclude that decided this; `asked`: RESYNC TABLE was given since (column_choice).  `app_id`: the copy that they belong to.
     """
 
     app_id: str
@@ -66,6 +77,9 @@ class Attributes:
     columns: tuple[Attribute, ...]
     kept: tuple[tuple[int, str], ...] = ()
     shapes: tuple[tuple[Shape, Numbers], ...] = ()
+    left_out: tuple[LeftOut, ...] | None = None
+    rule: tuple[str, str] | None = None
+    asked: bool = False
 
     @property
     def by_number(self) -> Mapping[int, Attribute]:
@@ -75,6 +89,19 @@ class Attributes:
     def names(self) -> Mapping[int, str]:
         """The Delta table's columns that are or were the publisher's, by number."""
         return dict(self.kept) | {column.number: column.name for column in self.columns}
+
+    @property
+    def published(self) -> Mapping[str, int]:
+        """The numbers of the publisher's columns, by name, also of those that the table does not get."""
+        return {one.name: one.number for one in self._all()}
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of all of these columns."""
+        return frozenset(one.number for one in self._all())
+
+    def _all(self) -> tuple[LeftOut | Attribute, ...]:
+        return (*(self.left_out or ()), *self.columns)
 
     def known(self, shape: Shape) -> Numbers | None:
         """Return the numbers of the columns of the newest known message of this shape, or None."""
@@ -94,11 +121,18 @@ class Attributes:
                 "since": str(self.since),
                 "columns": [[c.number, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin] for c in self.columns],
                 "kept": [list(one) for one in self.kept],
+                **self._choice(),
                 "shapes": [[[list(c) for c in shape], list(numbers)] for shape, numbers in self.shapes],
             },
             ensure_ascii=False,
             separators=(",", ":"),
         )
+
+    def _choice(self) -> Mapping[str, Any]:
+        if self.left_out is None:
+            return {}
+        left_out = [[one.number, one.name, one.named] for one in self.left_out]
+        return {"left_out": left_out, "rule": self.rule, "asked": self.asked}
 
 
 def read(text: str | None) -> Attributes | None:
@@ -114,16 +148,39 @@ def read(text: str | None) -> Attributes | None:
         tuple(Attribute(*column) for column in found["columns"]),
         tuple((number, name) for number, name in found["kept"]),
         tuple((tuple((n, o, m) for n, o, m in shape), tuple(numbers)) for shape, numbers in found["shapes"]),
+        None if (left_out := found.get("left_out")) is None else tuple(LeftOut(*one) for one in left_out),
+        None if (rule := found.get("rule")) is None else (rule[0], rule[1]),
+        bool(found.get("asked")),
     )
 
 
-def of_definition(definition: TableDefinition, names: Sequence[str], app_id: str, since: Lsn) -> Attributes:
-    """Return the attributes of a table that is being copied or is first seen; `names` are its replicated columns."""
-    wanted = set(names)
-    columns = [column for column in definition.columns if column.name in wanted]
-    shape = (shape_of_columns(columns), tuple(column.attnum for column in columns))
+def of_definition(
+    definition: TableDefinition,
+    names: Sequence[str],
+    app_id: str,
+    since: Lsn,
+    left_out: Sequence[LeftOut] | None = None,
+    rule: tuple[str, str] | None = None,
+) -> Attributes:
+    """Return the attributes of a table that is being copied or is first seen.
+
+    `names` are its replicated columns; `left_out` and `rule` as in Attributes.
+    """
+    numbers = {one.number for one in left_out or ()}
+    published = [column for column in definition.columns if column.name in names or column.attnum in numbers]
+    shape = (shape_of_columns(published), tuple(column.attnum for column in published))
+    columns = [column for column in published if column.attnum not in numbers]
     found = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin) for c in columns)
-    return Attributes(app_id, definition.attributes, definition.storage, since, found, shapes=(shape,))
+    return Attributes(
+        app_id,
+        definition.attributes,
+        definition.storage,
+        since,
+        found,
+        shapes=(shape,),
+        left_out=None if left_out is None else tuple(left_out),
+        rule=rule,
+    )
 
 
 def shape_of(message: Relation) -> Shape:
@@ -152,7 +209,7 @@ def identify(
     in `known`, or None.
     """
     places = {name: place for place, (name, _, _) in enumerate(shape)}
-    before = {column.name: column.number for column in known.columns}
+    before = known.published
     alive = {column.attnum for column in live}
     found: dict[int, int] = {}  # place in the message ► number
     open_columns: list[ColumnDefinition] = []
@@ -177,7 +234,7 @@ def identify(
             for place in range(len(shape))
             if not (place in found or place in gone or place in dead) and _in_order(place, column.attnum, found | gone)
         ]
-        there = column.attnum in known.by_number and not older
+        there = column.attnum in known.numbers and not older
         if len(fit) == 1 and there:
             found[fit[0]] = column.attnum
         elif fit or there:
@@ -197,7 +254,7 @@ def _fill_gaps(
     Of the numbers assigned after those known, all still in the catalog, the places take the first ones: a column is never there
     without the ones before it.  Adds to `found`; returns the places whose columns have been dropped by now.
     """
-    old = {column.number for column in known.columns} | {number for number in alive if number <= known.count}
+    old = {*known.numbers, *(number for number in alive if number <= known.count)}
     possible = sorted(old | set(range(known.count + 1, count + 1)))
     dead: set[int] = set()
     fixed = sorted((found | gone).items())

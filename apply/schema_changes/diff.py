@@ -14,7 +14,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from apply.schema_changes.attributes import Attribute, Attributes, Numbers, shape_of, shape_of_columns
+from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Numbers, shape_of, shape_of_columns
 from apply.schema_changes.table_definition import column_type, refuse_names_of_history
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
@@ -25,6 +25,7 @@ from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relatio
 from pubsub.protocol.text.columns import from_text
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
+from pubsub.sql.layouts import Layout
 from pubsub.sql.typechoices import TypeChoices
 
 
@@ -89,14 +90,16 @@ def wanted(
     *,
     keep: bool,
     choices: TypeChoices | None = None,
+    layout: Layout | None = None,
 ) -> Change | None:
     """Return what `message` requires of the table, or None.
 
-    `keep`: a dropped column stays in the Delta table.  `choices`: the subscription's option `types`.
+    `keep`: a dropped column stays in the Delta table.  `choices`: the subscription's option `types`.  `layout`: what its
+    other options say of the table.
 
     Raises CopyAgain, and FeatureNotSupported for a type that Delta cannot hold.
     """
-    return _Wanted(target, known, message, numbers, described, keep, choices).found()
+    return _Wanted(target, known, message, numbers, described, keep, choices, layout).found()
 
 
 def identity(message: Relation, numbers: Numbers) -> frozenset[int] | None:
@@ -120,7 +123,9 @@ class _Wanted:
         described: Described | None,
         keep: bool,
         choices: TypeChoices | None,
+        layout: Layout | None,
     ) -> None:
+        self._layout = Layout() if layout is None else layout
         self._target, self._known, self._message, self._numbers = target, known, message, numbers
         self._live: Mapping[int, ColumnDefinition] = (
             {} if described is None else {column.attnum: column for column in described.published}
@@ -136,9 +141,16 @@ class _Wanted:
         renamed: dict[str, str] = {}
         retyped: dict[str, pa.DataType] = {}
         added: list[tuple[Attribute, pa.DataType]] = []
+        closed = self._layout.is_closed or self._known.left_out is not None
+        left_out = {one.number: one for one in self._known.left_out or () if self._may_be_there(one.number)}
         for sent, number in zip(self._message.columns, self._numbers, strict=True):
             if number is None:
                 continue  # dropped by now and never seen: no row of the publisher has it
+            if number in left_out or (closed and number not in before):
+                # A later column stays out, too, until RESYNC TABLE lets it in.
+                named = left_out[number].named if number in left_out else self._layout.leaves_out(sent.name)
+                left_out[number] = LeftOut(number, sent.name, named)
+                continue
             old, now = before.get(number), self._live.get(number)
             if old is None:
                 column, kind = self._added(sent.name, number)
@@ -185,7 +197,14 @@ class _Wanted:
             count, storage = self._definition.attributes, self._definition.storage
         elif added:
             count = max(count, *(column.number for column, _ in added))
-        after = replace(self._known, columns=tuple(columns), kept=kept, count=count, storage=storage)
+        after = replace(
+            self._known,
+            columns=tuple(columns),
+            kept=kept,
+            count=count,
+            storage=storage,
+            left_out=tuple(one for _, one in sorted(left_out.items())) if closed else None,
+        )
         alteration = None
         if renamed or dropped or retyped or added or key != self._target.identity or gone:
             alteration = Alteration(
@@ -205,6 +224,11 @@ class _Wanted:
         if moves_key and self._target.history is not None:
             raise self._copy_again("other columns identify its rows")
         return Change(after, alteration, moves_key)
+
+    def _may_be_there(self, number: int) -> bool:
+        """Return whether a column has this number at the publisher, as far as is known."""
+        columns = None if self._definition is None else self._definition.columns
+        return number in self._numbers or columns is None or any(column.attnum == number for column in columns)
 
     def _added(self, name: str, number: int) -> tuple[Attribute, pa.DataType]:
         now = self._live.get(number)
@@ -275,6 +299,8 @@ class _Wanted:
         if flagged is not None and flagged:
             if flagged == self._numbers_of(names, before):
                 return before
+            if not flagged <= names.keys():
+                return ()  # the table does not get some of the key: there are only inserts
             listed = () if self._definition is None else self._definition.identity_key
             if not {column.name for column in self._live.values()}.issuperset(listed):
                 return ()  # a column list leaves out some of the key: there are only inserts

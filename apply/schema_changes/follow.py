@@ -108,8 +108,12 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     said = attrs.read(properties.get(attrs.PROPERTY))
     stored = attrs.read(json.loads(definition or "{}").get("attributes"))
     if said is not None and said.app_id == app_id and (stored is None or stored.since < said.since):
-        return Columns(relid, app_id, delta.as_said(target, properties), said)
-    return Columns(relid, app_id, target, None if stored is None else replace(stored, app_id=app_id))
+        target = replace(delta.as_said(target, properties), closed=said.left_out is not None)
+        return Columns(relid, app_id, target, said)
+    if stored is None:
+        return Columns(relid, app_id, target, None)
+    target = replace(target, closed=stored.left_out is not None)
+    return Columns(relid, app_id, target, replace(stored, app_id=app_id))
 
 
 class Publisher:
@@ -144,6 +148,7 @@ class Follower:
         self._subid = subscription.oid
         self._keep = subscription.options.dropped_columns == "keep"
         self._choices = TypeChoices.parse(subscription.options.types)
+        self._layouts = subscription.options.layouts
         self._look = look
 
     async def follow(
@@ -204,20 +209,26 @@ class Follower:
             if numbers is None:
                 return False
             try:
-                change = wanted(
-                    table.target,
-                    known,
-                    message,
-                    numbers,
-                    described.get(table.relid),
-                    keep=self._keep,
-                    choices=self._choices,
-                )
+                change = self._wanted(table, known, message, numbers, described.get(table.relid))
             except CopyAgain:
                 return False
             if change is not None and change.alteration is not None:
                 return False
         return True
+
+    def _wanted(
+        self, table: Columns, known: Attributes, message: Relation, numbers: Numbers, described: Described | None
+    ) -> Change | None:
+        return wanted(
+            table.target,
+            known,
+            message,
+            numbers,
+            described,
+            keep=self._keep,
+            choices=self._choices,
+            layout=self._layouts.of(message.namespace, message.name),
+        )
 
     async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
         """Return the tables' schemas and names in the publisher's catalog, by oid; dropped tables are missing."""
@@ -267,7 +278,7 @@ class Follower:
         last = effect[-1].message
         since = batch.transaction_of(effect[-1].seq).end_lsn
         if since >= known.since:
-            change = wanted(table.target, known, last, found[-1][1], described, keep=self._keep, choices=self._choices)
+            change = self._wanted(table, known, last, found[-1][1], described)
             if not _same_key(table, effect, found, change):
                 raise CopyAgain(
                     table.relid, table.target.relation, "its key was changed in a transaction that changed its rows"
@@ -280,8 +291,9 @@ class Follower:
                     await self._alter(table, change.alteration, after, version(table.relid))
                 else:
                     table.attributes = after
-                    if (after.storage, after.count) != (known.storage, known.count):
+                    if (after.storage, after.count, after.left_out) != (known.storage, known.count, known.left_out):
                         await self._store(table)
+                _tell_left_out(table.target.relation, known, after)
         self._read(table, found)
 
     async def look(self, tables: Sequence[Columns]) -> Looked:
@@ -298,7 +310,7 @@ class Follower:
             return  # it joined without a copy, and its columns' numbers are unknown
         message = now.as_message(table.relid)
         numbers = tuple(column.attnum for column in now.published)
-        change = wanted(table.target, known, message, numbers, now, keep=self._keep, choices=self._choices)
+        change = self._wanted(table, known, message, numbers, now)
         if change is None:
             return
         after = replace(change.attributes, since=max(since, known.since))
@@ -308,6 +320,7 @@ class Follower:
         else:
             table.attributes = after
             await self._store(table)
+        _tell_left_out(table.target.relation, known, after)
         self._read(table, [])
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
@@ -365,7 +378,8 @@ def _refuse_unknown(batch: Batch, table: Columns) -> None:
 
 def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading:
     """Return how rows whose columns have these numbers map to rows of the table."""
-    names = known.names
+    left_out = {one.number for one in known.left_out or ()}
+    names = {number: name for number, name in known.names.items() if number not in left_out}
     fields = tuple(
         target.schema.field(names[number]) if number is not None and number in names else None for number in numbers
     )
@@ -382,6 +396,13 @@ def value(text: str | None, kind: pa.DataType) -> pa.Scalar:
     if text is None:
         return pa.scalar(None, kind)
     return from_text(pa.array([text.encode()], pa.binary()), kind)[0]
+
+
+def _tell_left_out(relation: str, before: Attributes, after: Attributes) -> None:
+    """Tell of columns that the publisher has added to a table some of whose columns are left out."""
+    added = [one.name for one in after.left_out or () if one.number not in before.numbers]
+    if added:
+        logger.warning("new columns are left out", relation=relation, columns=added)
 
 
 def _agree(held: Numbers, numbers: Numbers) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from apply.schema_changes.attributes import of_definition
+from apply.schema_changes.attributes import Attributes, of_definition
+from apply.schema_changes.column_choice import Choice
 from pubsub.delta import change_rows
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
@@ -15,6 +16,7 @@ from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
+from pubsub.sql.layouts import Mode
 from pubsub.sql.typechoices import TypeChoices
 
 
@@ -23,19 +25,22 @@ def target_table(
     published: Sequence[str] | None,
     path: str,
     choices: TypeChoices | None = None,
-    *,
-    history: bool = False,
+    choice: Choice | None = None,
+    mode: Mode = "mirror",
 ) -> TargetTable:
     """Return the Delta table for `definition`.
 
-    `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.  `history`: the table's
-    mode is history (change_rows).
+    `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.  `choice`: those of the
+    published columns that it gets; None: all.
 
-    Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, and for a
-    name that history needs.
+    Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
+    that history needs, and for a column of the key that is left out.
     """
     qualified = f"{definition.schema}.{definition.name}"
-    columns = definition.published(published)
+    every = definition.published(published)
+    columns = every if choice is None else list(choice.columns)
+    if every and not columns:
+        raise FeatureNotSupported(f'the options columns and exclude leave no column of table "{qualified}"')
     if not columns:
         raise FeatureNotSupported(
             f'table "{qualified}" has no column that is published',
@@ -52,15 +57,25 @@ def target_table(
                 hint="Rename one of them, or publish the table with a column list.",
             )
     names = {column.name for column in columns}
-    key = row_key(definition, names)
+    key = row_key(definition, {column.name for column in every})
+    missing = [name for name in key if name not in names]
+    if missing and definition.replica_identity == "f":
+        key = ()  # rows are found by the values that they have here
+    elif missing:
+        raise FeatureNotSupported(
+            f'column "{missing[0]}" of table "{qualified}" cannot be left out: it is part of the key',
+            detail="An UPDATE or DELETE could not find its row.",
+        )
     for error in refused_keys(columns, key, qualified):
         raise error
     fields = [pa.field(column.name, column_type(column, definition, choices)) for column in columns]
-    if history:
+    closed = choice is not None and choice.left_out is not None
+    if mode == "history":
         refuse_names_of_history(names, qualified)
-        return TargetTable(path, pa.schema([*change_rows.FIELDS, *fields]), (), qualified, history=key)
+        schema = pa.schema([*change_rows.FIELDS, *fields])
+        return TargetTable(path, schema, (), qualified, history=key, closed=closed)
     fields = [field.with_nullable(field.name not in key) for field in fields]
-    return TargetTable(path, pa.schema(fields), key, qualified)
+    return TargetTable(path, pa.schema(fields), key, qualified, closed=closed)
 
 
 def refuse_names_of_history(names: Iterable[str], relation: str) -> None:
@@ -111,6 +126,16 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     return json.dumps(known, ensure_ascii=False)
 
 
-def described_json(table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN) -> str:
-    """Return `definition_json` for a table as the publisher's catalog has it at `since`."""
-    return definition_json(table, of_definition(definition, table.schema.names, "", since).as_json())
+def described_json(
+    table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN, choice: Choice | None = None
+) -> str:
+    """Return `definition_json` for a table as the publisher's catalog has it at `since`; `choice` as it was made for `table`."""
+    return definition_json(table, described(table, definition, "", since, choice).as_json())
+
+
+def described(
+    table: TargetTable, definition: TableDefinition, app_id: str, since: Lsn, choice: Choice | None
+) -> Attributes:
+    """Return the attributes of a table as the publisher's catalog has it at `since`."""
+    left_out, rule = (None, None) if choice is None else (choice.left_out, choice.rule)
+    return of_definition(definition, table.schema.names, app_id, since, left_out, rule)

@@ -70,6 +70,11 @@ class Destination:
     def reading(self, relation: pgoutput.Relation) -> Reading:
         """Return how to read rows sent under this message.  Raises NotInPrerequisiteState for a column that the table lacks."""
         known = self.readings.get(relation)
+        if known is None and self.table.closed:
+            raise NotInPrerequisiteState(
+                f'which columns of table "{self.table.relation}" are which cannot be told, and some may be left out',
+                hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {self.table.relation}",
+            )
         return known if known is not None else Reading(tuple(targets(relation, self.table)), {})
 
     @property

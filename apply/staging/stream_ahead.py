@@ -262,6 +262,8 @@ class Ahead:
             inserts_only = bool((changes.op == rows.INSERT).all())
             if table.history is not None:
                 return "a table keeps the history, which names the commit"
+            if table.closed:
+                return "columns of a table may be left out, which only the publisher's catalog tells apart"
             if not table.key and not inserts_only:
                 return "rows of a table without a key change"
             work = streamed.works.get(name)

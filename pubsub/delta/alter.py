@@ -139,6 +139,7 @@ def _actions(
         change.relation,
         schema.mapping(columns),
         history=table.history,
+        closed=table.closed,
     ).identified_by(change.key)
     partitioned_by = tuple(change.rename.get(name, name) for name in log.partition_columns)
     actions = _definition(log, altered, columns, properties, partitioned_by)

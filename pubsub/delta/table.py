@@ -63,6 +63,8 @@ class TargetTable:
     """Whether the mapped columns are known in data files by their ids instead of their names."""
     history: tuple[str, ...] | None = None
     """In mode history (change_rows): the columns that identify a row of the publisher's table.  The table has no `key` then."""
+    closed: bool = False
+    """Whether the publisher's columns are known by their numbers alone, since some may be left out; known only where they are read."""
 
     @property
     def identity(self) -> tuple[str, ...]:

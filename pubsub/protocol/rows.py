@@ -304,6 +304,7 @@ def _decode_piece(
         raise ProtocolViolation("a DELETE without an old tuple")
     old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(has_new)
     old_positions = positions[old_rows]
+    shown = frozenset(c.name for c, target in zip(relation.columns, targets, strict=True) if target is not None)
 
     def read_old(wanted: Collection[str] | None) -> dict[str, pa.Array]:
         """Read the old tuples' columns and move the positions past them."""
@@ -314,7 +315,7 @@ def _decode_piece(
             if kinds is not None and (kinds == _UNCHANGED).any():
                 raise ProtocolViolation("an old tuple with an unchanged value")
             if target is not None and (wanted is None or target.name in wanted):
-                values = _Values(old_rows, kinds, starts, ends, column.type_oid, types)
+                values = _Values(old_rows, kinds, starts, ends, column.type_oid, types, shown)
                 columns[target.name] = _column(frames, relation, target, values)
         positions[old_rows] = tuples.positions
         return columns
@@ -330,7 +331,7 @@ def _decode_piece(
             kinds, starts, ends = tuples.next()
             if target is None:
                 continue
-            values = _Values(new_rows, kinds, starts, ends, column.type_oid, types)
+            values = _Values(new_rows, kinds, starts, ends, column.type_oid, types, shown)
             new[target.name] = _column(frames, relation, target, values)
             if kinds is not None and (kinds == _UNCHANGED).any():
                 unchanged[target.name] = np.zeros(count, np.bool_)
@@ -356,7 +357,10 @@ def _decode_piece(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values:
-    """One column of a piece's rows `rows`: each value's kind (None: all are text) and the bounds of its bytes."""
+    """One column of a piece's rows `rows`: each value's kind (None: all are text) and the bounds of its bytes.
+
+    `shown`: the columns whose values an error may show.
+    """
 
     rows: Offsets
     kinds: Bytes | None
@@ -364,6 +368,7 @@ class _Values:
     ends: Offsets
     type_oid: int
     types: BinaryTypes
+    shown: Collection[str]
 
 
 def _column(frames: RowFrames, relation: Relation, target: pa.Field, values: _Values) -> pa.Array:
@@ -402,12 +407,15 @@ def _converted(
             return from_binary(found, values.type_oid, target.type, values.types)
         return from_text(found, target.type)
     except InvalidText as error:
-        key = _key(frames, error.index, relation, values.types)
+        key = _key(frames, error.index, relation, values)
         raise InvalidField(relation, target.name, int(frames.seq[error.index]), key, error) from error
 
 
-def _key(frames: RowFrames, index: int, relation: Relation, types: BinaryTypes) -> str:
-    """Return the text that identifies a change's row: its replica identity, read from the change's first tuple."""
+def _key(frames: RowFrames, index: int, relation: Relation, values: _Values) -> str:
+    """Return the text that identifies a change's row: its replica identity, read from the change's first tuple.
+
+    A column without a target is not for everybody's eyes.
+    """
     message = frames.data[frames.starts[index] : frames.ends[index]].tobytes()
     at = _RELATION_END + 3
     shown: dict[str, str] = {}
@@ -416,11 +424,12 @@ def _key(frames: RowFrames, index: int, relation: Relation, types: BinaryTypes) 
             return "(unknown): the message ends within it"
         kind, at = message[at], at + 1
         value = b"null"
+        is_shown = column.in_replica_identity and column.name in values.shown
         if kind in {_TEXT, _BINARY}:
             length = int.from_bytes(message[at : at + 4], "big")
             value, at = message[at + 4 : at + 4 + length], at + 4 + length
-            if kind == _BINARY and column.in_replica_identity:
-                value = types.out(column.type_oid)(value)
-        if column.in_replica_identity:
+            if kind == _BINARY and is_shown:
+                value = values.types.out(column.type_oid)(value)
+        if is_shown:
             shown[column.name] = printable(value)
     return f"({', '.join(shown)})=({', '.join(shown.values())})"

@@ -112,6 +112,10 @@ class TableDefinition:
             if (column.name in attnames if attnames is not None else not column.generated)
         ]
 
+    def names(self, attnames: Sequence[str] | None) -> list[str]:
+        """Return the names of the published columns."""
+        return [column.name for column in self.published(attnames)]
+
 
 def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
     """Return the columns that identify a row: the replica identity's; under FULL and NOTHING the primary key's, if published.

@@ -1,5 +1,8 @@
-"""The subscription options mode, partition_by, cluster_by and table_properties: what the Delta tables of a subscription are.
+"""What the Delta tables of a subscription have, and how they lie: mode, columns, exclude, partition_by, cluster_by and
+table_properties.
 
+    columns = 'public.users (id, name)'
+    exclude = 'public.users (password), hr.* (salary)'
     mode = 'history'
     mode = 'public.payments (history), sales.* (mirror)'
     partition_by = 'public.orders (region), sales.* (country, kind)'
@@ -7,16 +10,16 @@
     table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-properties, or a mode, in parentheses; a mode without a name is that of all tables.  For a table's columns and its mode the
-element that says most about it counts alone; properties are joined, and the one that says most goes before.  A name is written
-as in SQL; values with other than letters and digits are in double quotes.
-The options take effect when a Delta table is created, the mode whenever a table is copied; changing them does not affect
-existing tables.
+properties, or a mode, in parentheses; a mode without a name is that of all tables.  The element
+that says most about a table counts alone.  Only what is excluded is joined, and so are properties, of which the one of the
+element that says most goes before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
+The options take effect when a Delta table is created, mode, columns and exclude whenever a table is copied; changing them does
+not affect existing tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
@@ -55,6 +58,19 @@ class Layout:
     cluster_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     mode: Mode = "mirror"
+    columns: tuple[str, ...] = ()
+    """The columns that it has; (): those that are published."""
+    exclude: frozenset[str] = frozenset()
+    """The columns that it does not have."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether columns that are added later stay out until somebody lets them in."""
+        return bool(self.columns or self.exclude)
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether the table does not get a published column of this name."""
+        return name in self.exclude or (bool(self.columns) and name not in self.columns)
 
     def __bool__(self) -> bool:
         """Return whether the table is to lie in any other way than by itself."""
@@ -69,15 +85,27 @@ class Layouts:
     cluster_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     modes: Mapping[Pattern, Mode] = field(default_factory=dict)
+    columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
+    exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, partition_by: str, cluster_by: str, table_properties: str, mode: str = "") -> Layouts:
+    def parse(
+        cls,
+        partition_by: str,
+        cluster_by: str,
+        table_properties: str,
+        mode: str = "",
+        columns: str = "",
+        exclude: str = "",
+    ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
             columns_of("partition_by", partition_by),
             columns_of("cluster_by", cluster_by),
             properties_of(table_properties),
             modes_of(mode),
+            columns_of("columns", columns),
+            columns_of("exclude", exclude),
         )
 
     def of(self, schema: str, table: str) -> Layout:
@@ -95,7 +123,25 @@ class Layouts:
         for one in reversed(patterns):
             properties |= self.properties.get(one, {})
         mode: Mode = next((self.modes[one] for one in patterns if one in self.modes), "mirror")
-        return Layout(partition_by, cluster_by, properties, mode)
+        columns = next((self.columns[one] for one in patterns if one in self.columns), ())
+        exclude = frozenset(name for one in patterns for name in self.exclude.get(one, ()))
+        return Layout(partition_by, cluster_by, properties, mode, columns, exclude)
+
+    def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
+        """Raise UndefinedObject if columns or exclude name columns of this very table that are not published."""
+        for option, rules in (("columns", self.columns), ("exclude", self.exclude)):
+            for name in rules.get((schema, table), ()):
+                if name not in published:
+                    raise no_column(option, schema, table, name)
+
+    def require_columns_somewhere(self, published: Mapping[tuple[str, str], Collection[str]]) -> None:
+        """Raise UndefinedObject if columns or exclude name a column that none of the tables has; `published`: all columns."""
+        for option, rules in (("columns", self.columns), ("exclude", self.exclude)):
+            for pattern, names in rules.items():
+                held = {name for at, some in published.items() if matches(pattern, *at) for name in some}
+                for name in names:
+                    if name not in held:
+                        raise no_column(option, pattern[0] or "*", pattern[1] or "*", name)
 
     def tables(self) -> Iterator[tuple[str, str, str]]:
         """Yield option, schema and name of each table that is named by itself."""
@@ -104,6 +150,8 @@ class Layouts:
             "cluster_by": self.cluster_by,
             "table_properties": self.properties,
             "mode": self.modes,
+            "columns": self.columns,
+            "exclude": self.exclude,
         }
         for option, rules in named.items():
             for schema, table in rules:
@@ -112,7 +160,7 @@ class Layouts:
 
 
 def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:
-    """Parse partition_by or cluster_by.  Raises PubsubError (22023) and SqlSyntaxError."""
+    """Parse an option that names columns.  Raises PubsubError (22023) and SqlSyntaxError."""
     found: dict[Pattern, tuple[str, ...]] = {}
     for pattern, inside in _elements(option, text):
         names = []
@@ -253,6 +301,14 @@ def _add(found: dict[Pattern, V], pattern: Pattern, value: V, option: str, text:
 
 def _invalid(option: str, text: str, detail: str) -> PubsubError:
     return PubsubError(f'invalid value for parameter "{option}": "{text}"', sqlstate="22023", detail=detail)
+
+
+def no_column(option: str, schema: str, table: str, column: str) -> UndefinedObject:
+    """Return the error for an option that names a column that is not published."""
+    return UndefinedObject(
+        f'column "{column}" of table "{schema}.{table}" in subscription option {option} is not published',
+        sqlstate="42703",
+    )
 
 
 def not_published(option: str, names: Iterable[str]) -> UndefinedObject:

@@ -56,10 +56,10 @@ class SubscriptionOptions:
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
-    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `partition_by`,
-    `cluster_by` and `table_properties` are those that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is
-    the last LSN to apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's WAL segments; None:
-    there is none.
+    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `columns`,
+    `exclude`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and `copy_first` names tables as
+    they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's
+    WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
     the last day.
     """
@@ -102,13 +102,17 @@ class SubscriptionOptions:
     cluster_by: str = ""
     table_properties: str = ""
     mode: str = ""
+    columns: str = ""
+    exclude: str = ""
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
     @property
     def layouts(self) -> Layouts:
         """What the Delta tables are, and how they lie.  Raises nothing: the options were parsed when they were given."""
-        return Layouts.parse(self.partition_by, self.cluster_by, self.table_properties, self.mode)
+        return Layouts.parse(
+            self.partition_by, self.cluster_by, self.table_properties, self.mode, self.columns, self.exclude
+        )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
         """Return these options, replaced by those that `changes` specifies: ALTER SUBSCRIPTION … SET."""
@@ -147,6 +151,8 @@ STORED_OPTIONS: Final = (
     "cluster_by",
     "table_properties",
     "mode",
+    "columns",
+    "exclude",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -173,6 +179,7 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
         given[option.name] = _READERS[option.name](option)
     found = SubscriptionOptions(**given, specified=frozenset(given))
     refuse_new_tables_in_two_phase(found)
+    refuse_unfollowed_choice(found)
     if not found.connect:
         for name in ("enabled", "create_slot", "copy_data"):
             if given.get(name):
@@ -195,6 +202,13 @@ def refuse_new_tables_in_two_phase(options: SubscriptionOptions) -> None:
     """Refuse new_tables = follow with two_phase, in which no table may be added with a copy (AlterSubscription_refresh)."""
     if options.new_tables == "follow" and options.two_phase:
         raise _exclusive("two_phase = true", "new_tables = follow")
+
+
+def refuse_unfollowed_choice(options: SubscriptionOptions) -> None:
+    """Refuse columns and exclude with schema_changes = refuse, which goes by names: a new name would let a column in."""
+    for name in ("columns", "exclude"):
+        if options.schema_changes == "refuse" and getattr(options, name):
+            raise _exclusive("schema_changes = refuse", f"{name} = …")
 
 
 def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
@@ -441,6 +455,8 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "cluster_by": _columns_by_table,
     "table_properties": _table_properties,
     "mode": _mode,
+    "columns": _columns_by_table,
+    "exclude": _columns_by_table,
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),

@@ -68,6 +68,8 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "cluster_by": st.sampled_from(["", "public.u (a, b)"]),
     "table_properties": st.sampled_from(["", '* (team = "a b"), s.t (delta.enableChangeDataFeed = true)']),
     "mode": st.sampled_from(["", "history", "public.t (history), s.* (mirror)"]),
+    "columns": st.sampled_from(["", 'public.t (a, "B b")']),
+    "exclude": st.sampled_from(["", "s.* (a), public.t (b)"]),
     "new_tables": st.sampled_from(["ignore", "follow"]),
     "on_slot_loss": st.sampled_from(["stop", "resync"]),
     "wal_archive": st.sampled_from(["none", "/archive", "/with 'quotes' and, more"]),

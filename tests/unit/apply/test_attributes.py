@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from apply.schema_changes import attributes
-from apply.schema_changes.attributes import Attribute, Attributes, Numbers, Shape, identify
+from apply.schema_changes.attributes import (
+    Attribute,
+    Attributes,
+    LeftOut,
+    Numbers,
+    Shape,
+    identify,
+    read,
+)
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition
@@ -110,3 +120,15 @@ def test_a_message_older_than_the_known_columns() -> None:
     now = live("1 id, 2 a, 3 b later")
     assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW, older=True) == (1, 2)
     assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW) is None
+
+
+def test_a_column_that_is_left_out_is_known_while_messages_are_identified() -> None:
+    """A dropped one once lent its place to a later column, whose place a replicated column then took."""
+    before = replace(known("1 id, 2 name, 4 note", 4), left_out=(LeftOut(3, "ssn", True),))
+    shape = tuple((name, INT, -1) for name in ("id", "name", "foo", "note"))
+    now = live("1 id, 2 name, 4 n2 later, 5 x later")
+    assert identify(shape, before, now, 5, NOW) is None
+    assert read(before.as_json()) == before
+    assert identify(
+        tuple((name, INT, -1) for name in ("id", "name", "ssn", "note")), before, live("1 id, 2 name, 4 note"), 4, NOW
+    ) == (1, 2, 3, 4)

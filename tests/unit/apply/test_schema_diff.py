@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apply.schema_changes.attributes import Attributes, of_definition
+from apply.schema_changes.attributes import Attributes, LeftOut, of_definition
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
+from pubsub.sql.layouts import Layout
 
 INT, TEXT = 23, 25
 TARGET = TargetTable("/w/t", pa.schema([pa.field("id", pa.int32(), False), pa.field("t", pa.string())]), ("id",), "s.t")
@@ -94,3 +95,54 @@ def test_storage_says_whether_rows_were_written_anew() -> None:
     assert rewritten("16385:16385", "16385:16400")
     assert not rewritten("1:1 2:7", "2:7 3:3"), "one was detached, one is new"
     assert rewritten("1:1", "1:1 3:4"), "the new one was rewritten"
+
+
+def without(left_out: list[LeftOut] | None, now: TableDefinition, layout: Layout | None = None) -> Change | None:
+    """Return what a change from TABLE to `now` requires of a table that does not get these columns."""
+    described = Described(now, None)
+    gone = {one.name for one in left_out or ()}
+    names = [name for name in ("id", "t") if name not in gone]
+    known = of_definition(TABLE, names, "app", Lsn(0), left_out)
+    target = replace(TARGET, schema=pa.schema([TARGET.schema.field(name) for name in names]))
+    numbers = tuple(one.attnum for one in now.columns)
+    return wanted(target, known, described.as_message(1), numbers, described, keep=True, layout=layout)
+
+
+WITHOUT_T = [LeftOut(2, "t", True)]
+
+
+def test_a_column_that_is_left_out_stays_out_under_any_name() -> None:
+    assert without(WITHOUT_T, TABLE) is None
+    renamed = without(WITHOUT_T, replace(TABLE, columns=(ID, replace(T, name="other"))))
+    assert renamed is not None
+    assert renamed.alteration is None
+    assert renamed.attributes.left_out == (LeftOut(2, "other", True),)
+    assert without(WITHOUT_T, replace(TABLE, columns=(ID, replace(T, type_oid=Oid(INT))))) is None
+    # The same name for another column: the first is gone.
+    again = without(
+        WITHOUT_T, replace(TABLE, columns=(ID, column(3, "t")), attributes=3), Layout(exclude=frozenset("t"))
+    )
+    assert again is not None
+    assert again.attributes.left_out == (LeftOut(3, "t", True),)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "layout"), [([], None), (None, Layout(exclude=frozenset("x"))), (WITHOUT_T, None)]
+)
+def test_columns_that_come_later_stay_out(left_out: list[LeftOut] | None, layout: Layout | None) -> None:
+    """Also in a table that has had no such column so far, and in one of which the options say something since then."""
+    later = replace(TABLE, columns=(ID, T, column(3, "c", missing="secret")), attributes=3)
+    found = without(left_out, later, layout)
+    assert found is not None
+    assert found.alteration is None
+    assert LeftOut(3, "c", False) in (found.attributes.left_out or ())
+    open_table = without(None, later)
+    assert open_table is not None
+    assert open_table.alteration is not None
+
+
+def test_a_key_that_is_left_out_identifies_nothing() -> None:
+    found = without(WITHOUT_T, replace(TABLE, replica_identity="i", identity_key=("t",)))
+    assert found is not None
+    assert found.alteration is not None
+    assert found.alteration.key == ()

@@ -122,3 +122,21 @@ def test_modes() -> None:
         with pytest.raises(PubsubError) as refused:
             Layouts.parse("", "", "", text)
         assert refused.value.sqlstate == "22023"
+
+
+def test_columns_that_are_left_out() -> None:
+    """Of columns the element that says most counts; what any element excludes is excluded."""
+    layouts = Layouts.parse("", "", "", "", "* (id, a, b), s.t (id, c)", "s.* (c), * (b), s.u (a)")
+    assert [name for name in ["id", "a", "b", "c"] if layouts.of("s", "t").leaves_out(name)] == ["a", "b", "c"]
+    assert [name for name in ["id", "a", "b", "c"] if layouts.of("s", "u").leaves_out(name)] == ["a", "b", "c"]
+    assert [name for name in ["id", "a", "b", "c"] if layouts.of("x", "y").leaves_out(name)] == ["b", "c"]
+    assert layouts.of("x", "y").is_closed
+    assert not layouts.of("x", "y"), "it lies as any other"
+    assert not Layouts.parse("", "", "", "", "", "s.t (a)").of("s", "other").is_closed
+    with pytest.raises(UndefinedObject, match=r'column "c" of table "s\.t" in subscription option columns'):
+        layouts.require_columns("s", "t", ["id"])
+    layouts.require_columns("s", "t", ["id", "c"])
+    layouts.require_columns("x", "y", [])
+    with pytest.raises(UndefinedObject, match=r'column "a" of table "\*\.\*" in subscription option columns'):
+        layouts.require_columns_somewhere({("s", "t"): ["id", "b", "c"]})
+    layouts.require_columns_somewhere({("s", "t"): ["id", "c"], ("s", "u"): ["a", "b"]})

@@ -1,0 +1,114 @@
+"""The options columns and exclude: which of a table's published columns its Delta table gets.  They fail closed.
+
+A table of which the options say something is closed: its columns were chosen by name once, and are known by their numbers at the
+publisher from then on.  A new name lets no column in, or out; a column that is added later stays out.  A copy that nobody asked
+for (an ALTER TABLE that takes one, a lost slot) keeps to these numbers.  RESYNC TABLE lets in what came later and no option leaves
+out; names are looked at anew if the options have other texts by then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, read
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.sql.layouts import Layout
+from pubsub.sql.options import SubscriptionOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a copy gives a table.  `left_out`, `rule`: see Attributes; `left_out` None: the table is open, and gets all columns."""
+
+    columns: tuple[ColumnDefinition, ...]
+    left_out: tuple[LeftOut, ...] | None = None
+    rule: tuple[str, str] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the columns that the table gets."""
+        return frozenset(column.name for column in self.columns)
+
+
+def choose(
+    options: SubscriptionOptions, definition: TableDefinition, attnames: Sequence[str] | None, held: str | None
+) -> Choice:
+    """Return the columns for a copy of a table.
+
+    `attnames` as in PublishedTable.  `held`: the table's definition (definition_json) of before, if it has one.  Raises
+    UndefinedObject for an option that names a column of this very table which is not there, if names are looked at.
+    """
+    layouts = options.layouts
+    layout = layouts.of(definition.schema, definition.name)
+    rule = (options.columns, options.exclude)
+    published = definition.published(attnames)
+    before = read(json.loads(held or "{}").get("attributes"))
+    if before is None or before.left_out is None:
+        if not layout.is_closed:
+            return Choice(tuple(published))
+        layouts.require_columns(definition.schema, definition.name, [column.name for column in published])
+        return _divided(published, rule, [layout.leaves_out(c.name) for c in published], _named(layout, published))
+    same = before.rule == rule
+    named = _named(layout, published) | {one.number for one in before.left_out if one.named}
+    if not before.asked:
+        known = before.by_number
+        out = [c.attnum not in known or (not same and layout.leaves_out(c.name)) for c in published]
+        return _divided(published, rule if same else before.rule, out, named)
+    if same:
+        kept = {one.number for one in before.left_out if one.named}
+        out = [c.attnum in kept or (c.attnum not in before.by_number and layout.leaves_out(c.name)) for c in published]
+        return _divided(published, rule, out, named)
+    if not layout.is_closed:
+        return Choice(tuple(published))
+    layouts.require_columns(definition.schema, definition.name, [column.name for column in published])
+    return _divided(published, rule, [layout.leaves_out(c.name) for c in published], _named(layout, published))
+
+
+def _named(layout: Layout, published: Sequence[ColumnDefinition]) -> set[int]:
+    return {column.attnum for column in published if layout.leaves_out(column.name)}
+
+
+def _divided(
+    published: Sequence[ColumnDefinition], rule: tuple[str, str] | None, out: Sequence[bool], named: set[int]
+) -> Choice:
+    pairs = list(zip(published, out, strict=True))
+    left_out = tuple(LeftOut(column.attnum, column.name, column.attnum in named) for column, gone in pairs if gone)
+    return Choice(tuple(column for column, gone in pairs if not gone), left_out, rule)
+
+
+def asking(definition: str) -> str:
+    """Return a table's definition (definition_json) for whose next copy RESYNC TABLE was given."""
+    known = json.loads(definition)
+    said = read(known.get("attributes"))
+    if said is None or said.left_out is None:
+        return definition
+    return json.dumps({**known, "attributes": replace(said, asked=True).as_json()}, ensure_ascii=False)
+
+
+def of_table_made_anew(definition: str | None, now: TableDefinition) -> str | None:
+    """Return the definition by which a table that was dropped and created again is copied; None if it was open.
+
+    It gets the columns that the earlier one gave to the Delta table, by their names.
+    """
+    known = json.loads(definition or "{}")
+    said = read(known.get("attributes"))
+    if said is None or said.left_out is None:
+        return None
+    names = {column.name for column in said.columns}
+    ruled = {one.name for one in said.left_out if one.named}
+    columns = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier) for c in now.columns if c.name in names)
+    left_out = tuple(LeftOut(c.attnum, c.name, c.name in ruled) for c in now.columns if c.name not in names)
+    carried = Attributes(
+        "", now.attributes, now.storage, said.since, columns, left_out=left_out, rule=said.rule, asked=said.asked
+    )
+    return json.dumps({**known, "attributes": carried.as_json()}, ensure_ascii=False)
+
+
+def replicated(definition: str | None, columns: Sequence[ColumnDefinition]) -> list[ColumnDefinition]:
+    """Return those of the published columns that the Delta table gets now, by its definition."""
+    said = read(json.loads(definition or "{}").get("attributes"))
+    if said is None or said.left_out is None:
+        return list(columns)
+    return [column for column in columns if column.attnum in said.by_number]
