@@ -204,6 +204,8 @@ class WalsenderSettings(Table):
     from.  `archive_directory` or `restore_command` (with %f, %p as PostgreSQL's): where WAL comes from that is no longer kept.
     `auth_file`: users and their SCRAM verifiers (pubsub/backend/users.py); with it
     clients authenticate here, without it at the upstream server.  Files are relative to the node's directory.
+    `allow_trust`: whether clients of other hosts may be let in at the upstream server without having been asked for anything.
+    `require_tls`: whether clients over TCP must use TLS.
     `unix_socket`: whether to listen on a socket in the node's directory, too.  `max_slot_wal_keep_size`: bytes; below 0 there
     is no limit.  `idle_replication_slot_timeout`: seconds; 0: none.
     """
@@ -217,6 +219,8 @@ class WalsenderSettings(Table):
     ssl_cert_file: str | None = None
     ssl_key_file: str | None = None
     auth_file: str | None = None
+    allow_trust: bool = False
+    require_tls: bool = False
     unix_socket: bool = True
     max_slot_wal_keep_size: Annotated[int, reader(_WALSENDER["max_slot_wal_keep_size"])] = -1
     idle_replication_slot_timeout: Annotated[float, reader(_WALSENDER["idle_replication_slot_timeout"])] = 0.0
@@ -241,7 +245,8 @@ class WalsenderSettings(Table):
         shown = {f"walsender.{name}": getattr(self, name) or "" for name in texts}
         for name in ("upstream", "wal_source"):
             shown[f"walsender.{name}"] = mask_conninfo(getattr(self, name) or "")
-        shown["walsender.unix_socket"] = "on" if self.unix_socket else "off"
+        for name in ("allow_trust", "require_tls", "unix_socket"):
+            shown[f"walsender.{name}"] = "on" if getattr(self, name) else "off"
         for name, parameter in _WALSENDER.items():
             value = getattr(self, name)
             shown[parameter.name] = "-1" if value < 0 else parameter.show(round(value / parameter.factor))

@@ -10,7 +10,7 @@ from typing import Final
 
 from pubsub.backend import messages as m
 from pubsub.backend import scram, users
-from pubsub.backend.listener import Client
+from pubsub.backend.listener import Client, no_entry
 from pubsub.errors import ProtocolViolation, PubsubError
 
 OK: Final = (0).to_bytes(4, "big")
@@ -83,9 +83,4 @@ def by_trust(client: Client) -> users.User:
 
 def refused(client: Client) -> PubsubError:
     """Return the error of a client that nothing lets in (auth.c: ClientAuthentication)."""
-    encryption = "SSL encryption" if client.end_point is not None else "no encryption"
-    return PubsubError(
-        f'no pg_hba.conf entry for host "{client.address}", user "{client.user}", database "{client.database}", {encryption}',
-        sqlstate="28000",
-        hint="Name a file of users with their SCRAM verifiers: auth_file in [walsender] of pubsub.toml.",
-    )
+    return no_entry(client, "Name a file of users with their SCRAM verifiers: auth_file in [walsender] of pubsub.toml.")

@@ -12,6 +12,7 @@ Follows backend_startup.c (ProcessStartupPacket, ProcessSSLStartup, ProcessCance
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import ssl
@@ -64,6 +65,23 @@ class Client:
         return not self.address
 
     @property
+    def is_of_this_host(self) -> bool:
+        """Whether it came by the Unix socket, or from a loopback address."""
+        if self.is_local:
+            return True
+        try:
+            address = ipaddress.ip_address(self.address)
+        except ValueError:
+            return False
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it speaks over TLS."""
+        return self.writer.get_extra_info("ssl_object") is not None
+
+    @property
     def database(self) -> str:
         return self.parameters.get("database") or self.user
 
@@ -98,6 +116,7 @@ class Listener:
     """Accepts connections at any number of places, until `stop`.
 
     `choose` returns a client's backend, or raises PubsubError; `backends` are asked, in order, for a cancel request's key.
+    `require_tls`: whether clients over TCP are refused without TLS.
     """
 
     def __init__(
@@ -106,12 +125,14 @@ class Listener:
         backends: Callable[[], list[Backend]],
         *,
         tls: Tls | None = None,
+        require_tls: bool = False,
         timeout: float = 60.0,
         max_connections: int = 100,
     ) -> None:
         self._choose = choose
         self._backends = backends
         self._tls = tls
+        self._require_tls = require_tls
         self._timeout = timeout
         self._limit = max_connections
         self._servers: list[asyncio.Server] = []
@@ -237,6 +258,8 @@ class Listener:
         if sock is not None and not client.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._require_tls and not client.is_local and not client.is_encrypted:
+            raise no_entry(client)
         await self._choose(client).serve(client)
 
     async def _first(self, client: Client) -> tuple[int, bytes]:
@@ -262,6 +285,16 @@ class Listener:
             raise ProtocolViolation("received unencrypted data after SSL request")
         await client.writer.start_tls(tls.context, ssl_handshake_timeout=self._timeout)
         client.end_point = tls.end_point
+
+
+def no_entry(client: Client, hint: str | None = None) -> PubsubError:
+    """Return the error of a client that no rule lets in (auth.c: ClientAuthentication)."""
+    encryption = "SSL encryption" if client.is_encrypted else "no encryption"
+    return PubsubError(
+        f'no pg_hba.conf entry for host "{client.address}", user "{client.user}", database "{client.database}", {encryption}',
+        sqlstate="28000",
+        hint=hint,
+    )
 
 
 def _say(client: Client, error: PubsubError) -> None:

@@ -93,7 +93,8 @@ def message(kind: bytes, body: bytes = b"") -> bytes:
 
 def startup(version: int, parameters: Mapping[str, str]) -> bytes:
     """Return a startup message."""
-    body = b"".join(f"{name}\0{value}\0".encode() for name, value in parameters.items()) + b"\0"
+    body = b"".join(f"{name}\0{value}\0".encode("utf-8", "surrogateescape") for name, value in parameters.items())
+    body += b"\0"
     return _U32.pack(len(body) + 8) + _U32.pack(version) + body
 
 

@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
@@ -53,7 +52,7 @@ class Verifier:
             if match is None:
                 raise ValueError
             found = cls(int(match[1]), *(b64decode(part, validate=True) for part in match.groups()[1:]))
-        except (ValueError, Base64Error):
+        except ValueError:
             found = None
         if found is None or not found.iterations or {len(found.stored_key), len(found.server_key)} != {_KEY_BYTES}:
             raise PubsubError(
@@ -141,7 +140,7 @@ class Exchange:
                 "However, this server does support channel binding.",
             )
         bound = self._binding or b"" if mechanism == PLUS else b""
-        self._header = f"{flag},,".encode() + bound
+        self._header = _bytes(f"{flag},,") + bound
         self._bare = match[3]
         self._nonce = match[6] + b64encode(secrets.token_bytes(_NONCE_BYTES)).decode()
         salt = b64encode(self._verifier.salt).decode()
@@ -160,7 +159,7 @@ class Exchange:
         proof = _decoded(match[4])
         if len(proof) != _KEY_BYTES:
             raise _malformed("Malformed proof in client-final-message.")
-        signed = f"{self._bare},{self._server_first},{match[1]}".encode()
+        signed = _bytes(f"{self._bare},{self._server_first},{match[1]}")
         verifier = self._verifier
         client_key = _xor(proof, _hmac(verifier.stored_key, signed))
         proven = hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key)
@@ -196,10 +195,10 @@ class Login:
                 hint='Copy the role\'s "rolpassword" from pg_authid of the upstream server into auth_file again.',
             )
         without_proof = f"c=biws,r={match[1]}"
-        signed = f"{self._bare},{_text(server_first)},{without_proof}".encode()
+        signed = _bytes(f"{self._bare},{_text(server_first)},{without_proof}")
         self._signature = _hmac(verifier.server_key, signed)
         proof = _xor(self._proven.client_key, _hmac(verifier.stored_key, signed))
-        return f"{without_proof},p={b64encode(proof).decode()}".encode()
+        return _bytes(f"{without_proof},p={b64encode(proof).decode()}")
 
     def check(self, server_final: bytes) -> None:
         """Raise PubsubError unless the server has the verifier, too."""
@@ -244,10 +243,14 @@ def _text(message: bytes) -> str:
     return message.decode("utf-8", "surrogateescape")
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _decoded(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
-    except Base64Error as error:
+    except ValueError as error:
         raise _malformed("Malformed base64.") from error
 
 

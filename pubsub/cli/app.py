@@ -199,6 +199,14 @@ def publish(
             help="Users and their SCRAM verifiers: clients authenticate here, and not at the upstream server.",
         ),
     ] = None,
+    allow_trust: Annotated[
+        bool,
+        typer.Option(
+            "--allow-trust",
+            help="Clients of other hosts may come in where the upstream server asks this program for nothing.",
+        ),
+    ] = False,
+    require_tls: Annotated[bool, typer.Option("--require-tls", help="Refuse clients over TCP without TLS.")] = False,
     slot: Annotated[
         str | None,
         typer.Option(
@@ -259,6 +267,8 @@ def publish(
         "ssl_cert_file": _absolute(cert),
         "ssl_key_file": _absolute(key),
         "auth_file": _absolute(auth_file),
+        "allow_trust": allow_trust or None,
+        "require_tls": require_tls or None,
         "wal_source": wal_source,
         "primary_slot_name": primary_slot_name,
         "archive_directory": _absolute(archive_directory),

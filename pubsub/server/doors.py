@@ -1,6 +1,6 @@
 """Where a node's clients come in: a Unix socket in its directory, a port, and which backend serves which database.
 
-dbname=pubsub             the node itself
+dbname=pubsub             the node itself, in a daemon
 any other database        the publisher's server, if there is an upstream server (walsender/server)
 """
 
@@ -36,10 +36,17 @@ class Doors:
         tls = None
         if ours.ssl_cert_file is not None:
             tls = Tls.load(home / ours.ssl_cert_file, home / ours.ssl_key_file if ours.ssl_key_file else None)
+        elif ours.require_tls and ours.listen is not None:
+            raise PubsubError(
+                "TLS cannot be required of clients without a certificate",
+                sqlstate="F0000",
+                hint="Name one: ssl_cert_file and ssl_key_file in [walsender], --cert and --key of pubsub publish.",
+            )
         self._listener = Listener(
             self._choose,
             self._backends,
             tls=tls,
+            require_tls=ours.require_tls,
             timeout=ours.authentication_timeout,
             max_connections=ours.max_connections,
         )
@@ -111,7 +118,8 @@ class Doors:
         return [one for one in (self._node, self.publisher) if one is not None]
 
     def _choose(self, client: Client) -> Backend:
-        found = self._node if client.database == NODE else self.publisher
+        # Without a node a database of its name is the upstream server's.
+        found = self._node if client.database == NODE and self._node is not None else self.publisher
         if found is None:
             raise PubsubError(f'database "{client.database}" does not exist', sqlstate="3D000")
         return found

@@ -61,6 +61,8 @@ class ServerOptions:
     """idle_replication_slot_timeout, in seconds; 0: none."""
     wal_source: str | None = None
     """The connection string of a standby to receive the WAL from."""
+    allow_trust: bool = False
+    """Whether clients of other hosts may be let in at the upstream server without having been asked for anything."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -81,6 +83,7 @@ class ServerOptions:
             ours.restore_command or None,
             ours.idle_replication_slot_timeout,
             ours.wal_source,
+            ours.allow_trust,
         )
 
 

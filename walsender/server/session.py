@@ -43,8 +43,10 @@ _NO_PARAMETERS: Final = bytes(4)
 _SASL: Final = 10
 _SASL_CONTINUE: Final = 11
 _SASL_FINAL: Final = 12
-_LOOKED_AT: Final = 16 << 20
+_LOOKED_AT: Final = {b"Q": 256 << 10, b"P": 256 << 10, b"B": 16 << 20, b"F": PIECE, b"d": PIECE}
 """Statements and parameters up to so many bytes are looked at; longer ones are passed on as they come."""
+_SMALL: Final = 10_000 - 4
+"""PQ_SMALL_MESSAGE_LIMIT, which counts the length itself: the longest message of any other kind (postgres.c: SocketBackend)."""
 _ROLE: Final = (
     "SELECT rolreplication OR rolsuper, pg_catalog.current_database(), oid,"
     " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
@@ -73,7 +75,7 @@ class Session:
         self.database = client.database
         self.database_oid = 0
         """Known in a logical walsender's session, and once a slot was made."""
-        self.application_name = client.parameters.get("application_name", "")
+        self.application_name = _in_ascii(client.parameters.get("application_name", ""))
         self.client = client.address
         self.port = client.port
         self.settings = ""
@@ -199,6 +201,7 @@ class Session:
         """
         assert self._up is not None
         login = scram.Login(proven) if proven is not None else None
+        asked = proven is not None or self.service.options.allow_trust or self._client.is_of_this_host
         limit = m.MAX_AUTHENTICATION
         while True:
             kind, body = await m.read_message(upstream)
@@ -215,10 +218,21 @@ class Session:
                 if kind == b"R":
                     self._up.write(_logged_in(login, code, body[4:]))
                 continue
+            if kind == b"R" and not code and not asked:
+                raise PubsubError(
+                    f'the upstream server lets the user "{self.user}" in without asking for anything',
+                    sqlstate="28000",
+                    detail=f"It knows this program's address only; the client's is {self.client}.",
+                    hint="Have its pg_hba.conf ask for a password where this program connects from, or let clients "
+                    "authenticate here: auth_file in [walsender].  allow_trust there lets them in nevertheless.",
+                )
+            asked |= bool(code)
             if kind == b"R" and code == _SASL:
                 body = without_channel_binding(body)
-            if kind == b"R" and code in {_SASL, _SASL_CONTINUE}:
-                limit = m.MAX_SASL
+            if kind == b"R" and code == _SASL:
+                # Bearer tokens are longer than what SCRAM says (auth-oauth.c: pg_be_oauth_mech).
+                only_scram = all(name.startswith(b"SCRAM-") for name in body[4:].split(b"\0") if name)
+                limit = m.MAX_SASL if only_scram else m.MAX_AUTHENTICATION
             self.send(m.message(kind, body))
             if kind == b"E":
                 await self.writer.drain()
@@ -255,14 +269,21 @@ class Session:
             kind, length = await m.read_head(self.reader)
             if kind == b"X":
                 return
-            long = length > (PIECE if kind in b"dF" else _LOOKED_AT)
+            if kind not in _LOOKED_AT and length > _SMALL:
+                raise ProtocolViolation("invalid message length")
             if self._skipping and kind != b"S":
                 await m.skip(self.reader, length)
                 continue
-            if long and (self.physical or kind in b"QPBFd"):
+            body = b""
+            if length <= _LOOKED_AT.get(kind, _SMALL):
+                body = await m.read_body(self.reader, length)
+            elif self.replication and kind in b"PBF":
+                await m.skip(self.reader, length)  # refused, whatever it says
+            else:
+                if kind == b"Q":
+                    await self._end_export()
                 await self.exchange.pass_on_long(kind, length, self.reader)
                 continue
-            body = await m.read_body(self.reader, length)
             self._skipping = False
             try:
                 await self._take(kind, body)
@@ -311,11 +332,7 @@ class Session:
 
     async def _query(self, body: bytes) -> None:
         text = m.cstring(body)
-        if self.exported:
-            # The exported snapshot lasts until the next command (snapbuild.c: SnapBuildClearExportedSnapshot).
-            await self.exchange.idle()
-            await self.query("ROLLBACK")
-            self.exported = False
+        await self._end_export()
         if self.replication and self._is_readable(text, body):
             version = self.service.feed.server.version
             command = gram.parse_command(self._in_unicode(text), version=version, notice=self._notice)
@@ -327,6 +344,13 @@ class Session:
         if await slot_statements.carry_out(self, text):
             return
         await self.exchange.pass_on(b"Q", body)
+
+    async def _end_export(self) -> None:
+        """Let an exported snapshot go, which lasts until the next command (snapbuild.c: SnapBuildClearExportedSnapshot)."""
+        if self.exported:
+            await self.exchange.idle()
+            await self.query("ROLLBACK")
+            self.exported = False
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -400,6 +424,13 @@ def _logged_in(login: scram.Login, code: int, body: bytes) -> bytes:
         "the upstream server wants this role's password, which is not known here",
         sqlstate="28000",
         hint="With auth_file, the upstream server's pg_hba.conf must say scram-sha-256 or trust for this program's host.",
+    )
+
+
+def _in_ascii(text: str) -> str:
+    """Return a name in printable ASCII, other bytes as \\xHH (string.c: pg_clean_ascii)."""
+    return "".join(
+        chr(byte) if 32 <= byte <= 126 else f"\\x{byte:02x}" for byte in text.encode("utf-8", "surrogateescape")
     )
 
 

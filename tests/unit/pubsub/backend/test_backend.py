@@ -33,6 +33,8 @@ def test_messages_that_lie() -> None:
         with pytest.raises(ProtocolViolation):
             m.parameters(body)
     error = PubsubError("text", sqlstate="42601", hint="do")
+    for name in ("me", "caf\udce9"):
+        assert m.parameters(m.startup(3 << 16, {"user": name})[8:]) == {"user": name}
     back = m.read_error(m.error(error)[5:])
     assert (back.message, back.sqlstate, back.hint) == ("text", "42601", "do")
     assert m.read_row(m.row(["a", None, ""])[5:]) == ["a", None, ""]
@@ -99,6 +101,7 @@ def users_password(password: str) -> bytes:
         (MECHANISM, b"p=tls-server-end-point,,n=,r=abc", b"hash", "malformed SCRAM message"),
         (MECHANISM, b"n,a=other,n=,r=abc", None, "client uses authorization identity"),
         (MECHANISM, b"n,,m=x,n=,r=abc", None, "client requires an unsupported SCRAM extension"),
+        (MECHANISM, b"n,,n=caf\xe9,r=abc", None, None),
         (MECHANISM, b"n,,n=", None, "malformed SCRAM message"),
         (MECHANISM, b"\xff\0", None, "malformed SCRAM message"),
         ("PLAIN", b"", None, "client selected an invalid SASL authentication mechanism"),
@@ -132,6 +135,19 @@ def test_a_client_s_last_message() -> None:
     login.first()
     with pytest.raises(PubsubError, match="malformed SCRAM message"):
         login.final(b"r=another,s=AAAA,i=4096")
+
+
+def test_names_that_are_no_utf_8_are_signed_as_they_came() -> None:
+    exchange = Exchange(Verifier.of_password("x"), None)
+    nonce = exchange.first(MECHANISM, b"n,,n=caf\xe9,r=abc").split(b",")[0]
+    proof = b64encode(bytes(32))
+    assert exchange.final(b"c=biws," + nonce + b",x=\xff,p=" + proof) is None
+    login = Login(Proven(Verifier.of_password("x"), bytes(32)))
+    ours = login.first().split(b"r=")[1]
+    salt = b64encode(login._proven.verifier.salt)
+    assert b"r=" + ours + b"\xff" in login.final(b"r=" + ours + b"\xff,s=" + salt + b",i=4096")
+    with pytest.raises(PubsubError, match="malformed SCRAM message"):
+        login.check(b"v=\xff")
 
 
 def test_users_and_what_they_may_do(tmp_path: Path) -> None:
@@ -231,9 +247,11 @@ class Echo:
 
 @asynccontextmanager
 async def listening(
-    echo: Echo, *, tls: Tls | None = None, timeout: float = 60.0, limit: int = 100
+    echo: Echo, *, tls: Tls | None = None, timeout: float = 60.0, limit: int = 100, require_tls: bool = False
 ) -> AsyncIterator[int]:
-    listener = Listener(lambda _: echo, lambda: [echo], tls=tls, timeout=timeout, max_connections=limit)
+    listener = Listener(
+        lambda _: echo, lambda: [echo], tls=tls, require_tls=require_tls, timeout=timeout, max_connections=limit
+    )
     port = await listener.listen("127.0.0.1", 0)
     try:
         yield port
@@ -420,6 +438,38 @@ async def test_tls_is_asked_for_once_and_nothing_comes_before_it(certificate: tu
         writer.write(request)
         assert b"unsupported frontend protocol 1234.5679" in await reader.read()
         writer.close()
+
+
+async def test_where_tls_is_required_nothing_else_gets_in_by_tcp(
+    certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, key = certificate
+    echo = Echo()
+    async with listening(echo, tls=Tls.load(path, key), require_tls=True) as port:
+        got = await answers(port, hello())
+        error = m.read_error(got[5:])
+        assert (m.read_fields(got[5:])["S"], error.sqlstate) == ("FATAL", "28000")
+        words = 'no pg_hba.conf entry for host "127.0.0.1", user "me", database "d", no encryption'
+        assert error.message == words
+        assert echo.seen == []
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(bytes.fromhex("0000000804d2162f"))
+        assert await reader.readexactly(1) == b"S"
+        context = ssl.create_default_context(cafile=str(path))
+        context.check_hostname = False
+        await writer.start_tls(context)
+        writer.write(hello())
+        assert await reader.readexactly(9) == m.message(b"R", authentication.OK)
+        writer.close()
+    listener = Listener(lambda _: echo, list, require_tls=True)
+    await listener.listen_locally(tmp_path)
+    try:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET_NAME)
+        writer.write(hello())
+        assert await reader.readexactly(9) == m.message(b"R", authentication.OK)
+        writer.close()
+    finally:
+        await listener.stop()
 
 
 async def test_a_unix_socket_is_its_user_s_alone(tmp_path: Path) -> None:
