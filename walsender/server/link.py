@@ -1,8 +1,8 @@
 """A client's connection to the upstream server, in the protocol's own bytes: what it sends goes there, and comes back.
 
 The client authenticates at the upstream server; its messages are passed on as they are.  SCRAM with channel binding is not
-offered, since the two sides see different certificates.  TLS to the upstream server follows sslmode of its connection
-string: none with disable, allow and prefer, TLS with require, verify-ca and verify-full.
+offered, since the two sides see different certificates.  TLS to the upstream server follows sslmode: none with disable,
+allow and prefer, TLS with require, verify-ca and verify-full.
 """
 
 from __future__ import annotations
@@ -11,75 +11,119 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from psycopg import pq
 
 from pubsub.backend import messages as m
 from pubsub.backend.listener import close
-from pubsub.errors import ConnectionFailure
+from pubsub.errors import ConnectionFailure, PubsubError
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import Host, format_conninfo, parse_conninfo, resolve_hosts
 
+_PORT: Final = "5432"
+
 
 class Upstream:
-    """Where the upstream server is, by libpq's connection string."""
+    """Where the upstream server is, by libpq's connection string.
+
+    What that does not say is said by libpq's defaults (the environment, a service file that PGSERVICE names), since this
+    program's own sessions have them.
+    """
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
         self._parameters = parse_conninfo(conninfo)
+        if "service" in self._parameters:
+            # libpq alone reads the file, and tells its content only of the one that the environment names.
+            raise PubsubError(
+                "the upstream server's connection string cannot name a service",
+                sqlstate="22023",
+                hint="Name it in the environment (PGSERVICE), or write out host, port and sslmode.",
+            )
+        defaults = {one.keyword.decode(): one.val.decode() for one in pq.Conninfo.get_defaults() if one.val}
+        given = {name: value for name, value in self._parameters.items() if value}
+        self._effective: Mapping[str, str] = {**defaults, **given}
+        self._socket_directory: str | None = None
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection, with TLS if it is wanted.  Raises ConnectionFailure, PublisherError."""
         failure: OSError | None = None
         for host in await self._hosts():
-            place = host.address or host.name
+            place = host.address or host.name or await self._default()
+            port = host.port or _PORT
+            writer: asyncio.StreamWriter | None = None
             try:
                 if place.startswith(("/", "@")):
-                    reader, writer = await asyncio.open_unix_connection(f"{place}/.s.PGSQL.{host.port}")
-                else:
-                    reader, writer = await asyncio.open_connection(place, int(host.port))
-                    await self._secure(reader, writer, host.name)
+                    path = f"{place}/.s.PGSQL.{port}"
+                    return await asyncio.open_unix_connection("\0" + path[1:] if place[0] == "@" else path)
+                reader, writer = await asyncio.open_connection(place, int(port))
+                await self._secure(reader, writer, host.name)
             except OSError as error:
                 failure = error
-                continue
-            return reader, writer
+            except BaseException:
+                if writer is not None:
+                    writer.transport.abort()
+                raise
+            else:
+                return reader, writer
+            if writer is not None:
+                writer.transport.abort()
         raise ConnectionFailure(f"could not connect to the upstream server: {failure}")
 
     async def _hosts(self) -> list[Host]:
         """Return the places to try, in order; the one that fits where not every server would (target_session_attrs)."""
-        hosts = await resolve_hosts(self._parameters)
-        if len(hosts) > 1 and self._parameters.get("target_session_attrs", "any") != "any":
+        hosts = await self._resolved()
+        if len(hosts) > 1 and self._effective.get("target_session_attrs", "any") != "any":
             # Only a session can tell.
             async with await Connection.connect(self.conninfo, application_name="walsender") as chosen:
                 address = chosen.pgconn.hostaddr.decode()
                 return [one for one in hosts if (one.name, one.port) == (chosen.host, chosen.port)] or [
                     Host(chosen.host, address, chosen.port)
                 ]
-        return hosts or self._local()
+        return hosts
 
-    def _local(self) -> list[Host]:
-        """Return the place that libpq takes when no name has to be resolved."""
-        defaults = {one.keyword.decode(): (one.val or b"").decode() for one in pq.Conninfo.get_defaults()}
-        given = {**defaults, **self._parameters}
-        port = given.get("port") or "5432"
-        return [Host(given.get("host") or "localhost", given.get("hostaddr") or "", port)]
+    async def _resolved(self) -> list[Host]:
+        given = self._effective
+        names, addresses = given.get("host", "").split(","), given.get("hostaddr", "").split(",")
+        if not given.get("hostaddr"):
+            hosts = await resolve_hosts(given)
+            if hosts:
+                return hosts
+            addresses = [""] * len(names)
+        if not given.get("host"):
+            names = addresses
+        ports = given.get("port", "").split(",")
+        if len(ports) == 1:
+            ports *= len(names)
+        if not len(names) == len(addresses) == len(ports):
+            raise ConnectionFailure(
+                f"could not match {len(names)} host names to {len(addresses)} addresses and {len(ports)} port numbers"
+            )
+        return [Host(*one) for one in zip(names, addresses, ports, strict=True)]
+
+    async def _default(self) -> str:
+        """Return the directory of the Unix socket that libpq was built with: where it connects to without a host."""
+        if self._socket_directory is None:
+            async with await Connection.connect(self.conninfo, application_name="walsender") as connection:
+                self._socket_directory = connection.host
+        return self._socket_directory
 
     async def _secure(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
-        mode = self._parameters.get("sslmode", "prefer")
+        mode = self._effective.get("sslmode", "prefer")
+        given = self._effective.get("sslrootcert")
+        root = given or str(Path.home() / ".postgresql" / "root.crt")
+        if root == "system":
+            mode = "verify-full"  # no weaker one goes with it
         if mode not in {"require", "verify-ca", "verify-full"}:
             return
-        context = ssl.create_default_context()
-        context.check_hostname = mode == "verify-full"
-        if mode == "require":
-            context.verify_mode = ssl.CERT_NONE
-        else:
-            root = self._parameters.get("sslrootcert", str(Path.home() / ".postgresql" / "root.crt"))
-            if root != "system":
-                context = ssl.create_default_context(cafile=root)
-                context.check_hostname = mode == "verify-full"
+        context = _tls(mode, root)
         writer.write((8).to_bytes(4, "big") + m.SSL_REQUEST.to_bytes(4, "big"))
         if await reader.read(1) != b"S":
             raise ConnectionFailure("the upstream server does not support SSL, but SSL was required")
+        if reader._buffer:  # type: ignore[attr-defined]
+            # fe-connect.c: bytes before the handshake could come from somebody in the middle.
+            raise ConnectionFailure("received unencrypted data after SSL response")
         await writer.start_tls(context, server_hostname=name)
 
     def with_database(self, database: str, options: str = "") -> str:
@@ -100,6 +144,18 @@ class Upstream:
             raise ConnectionFailure(f"could not send the cancel request: {error}") from error
         finally:
             await close(writer)
+
+
+def _tls(mode: str, root: str) -> ssl.SSLContext:
+    if mode == "require" and not Path(root).exists():
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    # With a root certificate, "require" is verify-ca (fe-secure-openssl.c: initialize_SSL).
+    context = ssl.create_default_context(cafile=None if root == "system" else root)
+    context.check_hostname = mode == "verify-full"
+    return context
 
 
 def without_channel_binding(body: bytes) -> bytes:

@@ -1,0 +1,160 @@
+"""A client's connection to the upstream server: where it goes, and what it believes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pubsub.errors import ConnectionFailure, PubsubError
+from walsender.server.link import Upstream
+
+VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSSLMODE", "PGSSLROOTCERT", "PGSERVICE", "PGSERVICEFILE")
+SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def made_certificate(folder: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of another server."""
+    return made_certificate(tmp_path_factory.mktemp("other"))[0]
+
+
+class Server:
+    """A server that notes what comes first, and answers a request for TLS with `S` and `injected`."""
+
+    def __init__(self, certificate: tuple[Path, Path] | None = None, injected: bytes = b"") -> None:
+        self.certificate = certificate
+        self.injected = injected
+        self.first: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await reader.read(8)
+        self.first.put_nowait(first)
+        try:
+            if self.certificate is not None and first == SSL_REQUEST:
+                writer.write(b"S" + self.injected)
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                context.load_cert_chain(*self.certificate)
+                await writer.start_tls(context)
+                writer.write(b"encrypted")
+            else:
+                writer.write(b"N")
+            await writer.drain()
+            await reader.read()
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        async with await asyncio.start_server(self.serve, "127.0.0.1", 0) as server:
+            async with asyncio.timeout(60):
+                yield server.sockets[0].getsockname()[1]
+
+
+async def first_bytes(upstream: Upstream, server: Server) -> bytes:
+    """Connect, say something, and return what the server got first."""
+    _, writer = await upstream.connect()
+    writer.write(b"no TLS!!")
+    first = await server.first.get()
+    writer.close()
+    return first
+
+
+async def test_what_comes_before_the_handshake_is_not_believed(certificate: tuple[Path, Path]) -> None:
+    """It could be AuthenticationOk, from somebody in the middle (CVE-2021-23222)."""
+    server = Server(certificate)
+    async with server.listening() as port:
+        upstream = Upstream(f"host=127.0.0.1 port={port} sslmode=require")
+        reader, writer = await upstream.connect()
+        assert await reader.read(9) == b"encrypted"
+        writer.close()
+        server.injected = b"R\0\0\0\x08\0\0\0\0"
+        with pytest.raises(ConnectionFailure, match="received unencrypted data after SSL response"):
+            await upstream.connect()
+
+
+async def test_a_root_certificate_is_looked_at_as_libpq_does(
+    certificate: tuple[Path, Path], other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sslmode=require is verify-ca where there is one; it may be named in the environment."""
+    server = Server(certificate)
+    async with server.listening() as port:
+        monkeypatch.setenv("PGSSLMODE", "require")
+        monkeypatch.setenv("PGSSLROOTCERT", str(other))
+        with pytest.raises(ConnectionFailure, match="certificate verify failed"):
+            await Upstream(f"host=127.0.0.1 port={port}").connect()
+        for mode in ("require", "verify-full"):
+            monkeypatch.setenv("PGSSLMODE", mode)
+            monkeypatch.setenv("PGSSLROOTCERT", str(certificate[0]))
+            reader, writer = await Upstream(f"host=127.0.0.1 port={port}").connect()
+            assert await reader.read(9) == b"encrypted"
+            writer.close()
+
+
+async def test_the_environment_says_what_the_string_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]
+) -> None:
+    """The clients' sessions go where this program's own go, and as safely."""
+    server = Server(certificate)
+    async with server.listening() as port:
+        monkeypatch.setenv("PGHOST", "127.0.0.1")
+        monkeypatch.setenv("PGPORT", str(port))
+        assert await first_bytes(Upstream("dbname=d"), server) == b"no TLS!!"
+        monkeypatch.setenv("PGSSLMODE", "require")
+        assert await first_bytes(Upstream("dbname=d"), server) == SSL_REQUEST
+        assert await first_bytes(Upstream("dbname=d sslmode=disable"), server) == b"no TLS!!"
+    for name in ("PGHOST", "PGPORT", "PGSSLMODE"):
+        monkeypatch.delenv(name)
+    async with server.listening() as port:
+        services = tmp_path / "services"
+        services.write_text(f"[theirs]\nhostaddr=127.0.0.1\nport={port}\nsslmode=require\n")
+        monkeypatch.setenv("PGSERVICEFILE", str(services))
+        monkeypatch.setenv("PGSERVICE", "theirs")
+        assert await first_bytes(Upstream("dbname=d"), server) == SSL_REQUEST
+
+
+def test_a_service_in_the_string_is_refused() -> None:
+    """The file is libpq's to read, and clients' sessions would go elsewhere."""
+    with pytest.raises(PubsubError, match="cannot name a service") as caught:
+        Upstream("service=theirs dbname=d")
+    assert (caught.value.sqlstate, "PGSERVICE" in (caught.value.hint or "")) == ("22023", True)
+
+
+async def test_several_addresses_are_tried_in_turn() -> None:
+    server = Server()
+    async with server.listening() as port:
+        upstream = Upstream(f"host=a.invalid,b.invalid hostaddr=127.0.0.1,127.0.0.1 port=1,{port}")
+        assert await first_bytes(upstream, server) == b"no TLS!!"
+        with pytest.raises(ConnectionFailure, match="could not match 2 host names"):
+            await Upstream(f"host=a.invalid,b.invalid hostaddr=127.0.0.1 port={port}").connect()
