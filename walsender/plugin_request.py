@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pubsub.errors import PubsubError
 from walsender.decode.assembly import Rules
@@ -15,6 +15,7 @@ from walsender.historic.names import TextSettings
 from walsender.historic.state import DatabaseFacts
 from walsender.historic.upstream import SessionTexts
 from walsender.plugins import registered
+from walsender.plugins.failure import failure_of
 from walsender.plugins.pgoutput import PgoutputOptions, PgoutputPlugin
 from walsender.plugins.plugin import OutputPlugin, Plugin, PluginContext, Write
 from walsender.plugins.publication import PublicationFilter, Warn
@@ -93,16 +94,28 @@ class PluginMaker:
         options = request.parse(self._facts.server.version)
         plugin = self._plugin(request, options, texts, write, on_warning)
         settings = self._settings(plugin, request, texts)
-        return Output(
+        rules = _rules(plugin, options, request)
+
+        def fail(error: PubsubError) -> None:
+            output.fail(error)
+
+        if isinstance(options, OwnOptions):
+            rules = replace(
+                rules,
+                skips_origin=_guarded(plugin, plugin.skips_origin, fail),
+                prepares=_guarded(plugin, plugin.prepares, fail),
+            )
+        output = Output(
             plugin,
             settings,
-            _rules(plugin, options, request),
+            rules,
             None if isinstance(options, OwnOptions) else (options, request.client_encoding, texts),
             start=request.start,
             two_phase_at=request.two_phase_at,
             may_go_on=may_go_on,
             on_failure=on_failure,
         )
+        return output
 
     def _settings(self, plugin: OutputPlugin[Any], request: PluginRequest, texts: SessionTexts) -> TextSettings:
         server = self._facts.server
@@ -143,8 +156,29 @@ class PluginMaker:
         if isinstance(options, OwnOptions):
             given = dict(options.given)
             context = PluginContext(given, write, encoding, server.version, options.two_phase, keywords, texts.styles)
-            return options.plugin(context)
+            try:
+                return options.plugin(context)
+            except Exception as error:
+                raise failure_of(options.plugin, error) from error
         return TestDecodingPlugin(options, write, encoding, server.version, keywords, texts.styles, texts.path)
+
+
+_Asked = TypeVar("_Asked")
+
+
+def _guarded(
+    plugin: object, filtered: Callable[[_Asked], bool], fail: Callable[[PubsubError], None]
+) -> Callable[[_Asked], bool]:
+    """Return a filter of a plugin that ends the plugin's output where it raises an exception: others are decoded with it."""
+
+    def ask(what: _Asked) -> bool:
+        try:
+            return filtered(what)
+        except Exception as error:
+            fail(failure_of(plugin, error))
+            return False
+
+    return ask
 
 
 def _in_parts(options: Options) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def with_plugins(publisher: EmbeddedPostgres, tmp_path_factory: pytest.TempPathF
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: user-plugins\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
         "[pubsub.output_plugins]\nwal2json = tests.support.wal2json_plugin:Wal2Json\n"
+        "failing = tests.support.failing_plugin:Failing\n"
         "broken = nowhere.at_all:Plugin\nno_class = json:dumps\npgoutput = json:dumps\n"
     )
     root = Path(pubsub.__file__).parents[1]
@@ -95,6 +97,60 @@ def test_wal2json(ours: psycopg.Connection[Any], with_plugins: Publish, database
             break
     assert json.loads(bytes(data)[25:])["action"] == "D"
     walsender.finish()
+
+
+def _messages(walsender: pq.abc.PGconn) -> Generator[bytes]:
+    """What a plugin writes, until the stream ends."""
+    while True:
+        size, data = walsender.get_copy_data(0)
+        if size <= 0:
+            return
+        if bytes(data)[:1] == b"w":
+            yield bytes(data)[25:]
+
+
+@pytest.mark.parametrize("where", ["change", "commit", "describe", "skips_origin", "made", "wrong"])
+def test_a_plugin_that_raises_anything_ends_its_stream_alone(
+    ours: psycopg.Connection[Any], with_plugins: Publish, database: Database, where: str
+) -> None:
+    """And nothing of the transaction is passed over: the slot stays before it."""
+    database.execute("CREATE TABLE good (id int); CREATE TABLE bad (id int); CREATE TABLE later (id int)")
+    for slot, plugin in {"f": "failing", "j": "wal2json"}.items():
+        ours.execute(f"SELECT pg_create_logical_replication_slot('{slot}', '{plugin}')")
+    standing = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'f'"
+    before = ours.execute(standing).fetchall()
+    conninfo = with_plugins.conninfo(dbname=database.name, replication="database").encode()
+    other, walsender = pq.PGconn.connect(conninfo), pq.PGconn.connect(conninfo)
+    with closing(_messages(other)) as rest:
+        assert other.exec_(b"START_REPLICATION SLOT j LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+        database.execute("INSERT INTO good VALUES (1)")
+        assert any(b"good" in data for data in rest)
+        start = f"START_REPLICATION SLOT f LOGICAL 0/0 (\"where\" '{where}')"
+        started = walsender.exec_(start.encode())
+        if started.status == pq.ExecStatus.COPY_BOTH:
+            database.execute("INSERT INTO good VALUES (2); INSERT INTO bad VALUES (1); INSERT INTO good VALUES (3)")
+            database.execute("INSERT INTO later VALUES (1)")
+            for data in _messages(walsender):
+                assert data != b"later", "the rest of the transaction before it was never sent"
+        result = walsender.get_result()
+        while result is not None and result.status != pq.ExecStatus.FATAL_ERROR:
+            result = walsender.get_result()
+        assert result is not None
+        text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        code = result.error_field(pq.DiagnosticField.SQLSTATE)
+        if where == "wrong":
+            assert (code, text) == (b"22023", '"wrong" is wrong')
+        else:
+            name = "tests.support.failing_plugin.Failing"
+            assert (code, text) == (b"XX000", f'output plugin "{name}" has failed: KeyError: {where!r}')
+        database.execute("INSERT INTO later VALUES (2)")
+        assert any(b"later" in data for data in rest), "the other stream goes on"
+    walsender.finish()
+    other.finish()
+    if where in {"change", "describe", "commit"}:
+        assert ours.execute(standing).fetchall() == before
+        found = ours.execute("SELECT data FROM pg_logical_slot_get_changes('f', NULL, NULL)").fetchall()
+        assert [name for (name,) in found][-5:] == ["good", "bad", "good", "later", "later"]
 
 
 def test_only_what_is_registered_is_there(ours: psycopg.Connection[Any], database: Database) -> None:

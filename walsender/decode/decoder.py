@@ -21,7 +21,7 @@ from dataclasses import replace
 from struct import Struct
 from typing import Final, Protocol
 
-from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from walsender.decode import changes as c
@@ -34,6 +34,7 @@ from walsender.decode.snapbuild import SnapshotBuilder
 from walsender.decode.transactions import Part, Transactions, Txn
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot.walk import Walk
+from walsender.plugins.failure import failure_of
 from walsender.plugins.plugin import SentTransaction
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
@@ -450,8 +451,8 @@ class Decoder:
             output.started = True
             try:
                 self.registry.refuse_unsupported(output)
-            except PubsubError as error:
-                output.fail(error)
+            except Exception as error:
+                output.fail(failure_of(output.plugin, error))
 
     def _needs_skip(self, output: Output, lsn: int) -> bool:
         """Return whether a transaction that ends with the record at `lsn` is not sent (SnapBuildXactNeedsSkip)."""

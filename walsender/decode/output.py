@@ -22,6 +22,7 @@ from walsender.decode.relations import View
 from walsender.decode.replay import Replay
 from walsender.decode.transactions import Part
 from walsender.historic.names import TextSettings
+from walsender.plugins.failure import failure_of
 from walsender.plugins.plugin import OutputPlugin, SentTransaction
 
 _numbers: Final = itertools.count(1)
@@ -120,13 +121,21 @@ class Output:
                 for _ in work:
                     if not self.may_go_on():
                         return False
-            except PubsubError as error:
-                self.fail(error)
+            except Exception as error:
+                self._failed(error)
                 return True
             queue.popleft()
             if changes is not None:
                 changes.leave(self)
         return True
+
+    def _failed(self, error: Exception) -> None:
+        """End the output: what is left of its transaction cannot be sent.  Without `on_failure` the error goes on."""
+        if self._on_failure is None and not isinstance(error, PubsubError):
+            self.discard()
+            self.failed = True
+            raise error
+        self.fail(failure_of(self.plugin, error))
 
     def fail(self, error: PubsubError) -> None:
         """End the output."""
@@ -177,8 +186,8 @@ class Output:
             self.plugin.commit(sent)
             self.statistics.total_txns += 1
             self.statistics.total_bytes += changes.size
-        except PubsubError as error:
-            self.fail(error)
+        except Exception as error:
+            self._failed(error)
         finally:
             changes.leave(self)
 

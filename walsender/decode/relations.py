@@ -18,6 +18,7 @@ from walsender.historic.names import TextSettings
 from walsender.historic.relation import FIRST_NORMAL_OID, FIRST_UNPINNED_OID, RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot import walk
+from walsender.plugins.failure import failure_of
 from walsender.plugins.plugin import OutputPlugin
 from walsender.rowfilter.compiler import UnsupportedFilter
 from walsender.types.registry import Output, TypeInfo
@@ -184,7 +185,7 @@ class Registry:
                 continue
             try:
                 relation = resolver.relation(oid)
-                entry = output.plugin.describe(relation, resolver) if relation.is_logged else None
+                entry = _entry(relation, output, resolver) if relation.is_logged else None
             except UnsupportedFilter:
                 raise
             except PubsubError:
@@ -340,13 +341,21 @@ class _Resolving:
         resolver.depends.add(("pg_class", relation.toast_of))
         resolver.depends.add(("pg_publication_rel", relation.toast_of))
         owner = resolver.relation(relation.toast_of)
-        if not owner.is_logged or output.plugin.describe(owner, resolver) is None:
+        if not owner.is_logged or _entry(owner, output, resolver) is None:
             return None
         return View(relation, None, is_toast=True)
 
 
+def _entry(relation: RelationInfo, output: Viewer, resolver: RelationResolver) -> Any:
+    """Have the plugin describe a relation.  Raises PubsubError, whatever the plugin raises."""
+    try:
+        return output.plugin.describe(relation, resolver)
+    except Exception as error:
+        raise failure_of(output.plugin, error) from error
+
+
 def _view(relation: RelationInfo, output: Viewer, resolver: RelationResolver) -> View | None:
-    entry = output.plugin.describe(relation, resolver)
+    entry = _entry(relation, output, resolver)
     if entry is None:
         return None
     names = tuple(

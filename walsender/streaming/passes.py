@@ -138,14 +138,20 @@ class Pass:
         """Feed streams that one output can serve, in the order in which they begin."""
         _, asked, texts = alike[0]
         fanout = Fanout([wish.subscriber for wish in alike if wish.asked.start == asked.start])
-        output = self._maker.make(
-            asked,
-            texts,
-            fanout.write,
-            partial(self._warn, fanout, asked.start),
-            may_go_on=lambda: self._may_go_on(fanout),
-            on_failure=fanout.fail,
-        )
+        try:
+            output = self._maker.make(
+                asked,
+                texts,
+                fanout.write,
+                partial(self._warn, fanout, asked.start),
+                may_go_on=lambda: self._may_go_on(fanout),
+                on_failure=fanout.fail,
+            )
+        except PubsubError as error:
+            # A plugin of a user's own says now that its options are wrong.
+            for wish in alike:
+                wish.subscriber.end(STOPPED, error)
+            return
         for wish in alike:
             if wish.asked.start != asked.start:
                 fanout.late.append(wish.subscriber)

@@ -18,6 +18,7 @@ import json
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Coroutine
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -353,22 +354,33 @@ class DecodingProcess:
     def _work(self) -> None:
         self._scheduled = None
         self._worked = self._loop.time()
-        self._sweep()
-        more = False
-        for one in list(self._passes):
-            try:
-                more |= one.work(self._tip_of(one), patient=one is not self._base)
-            except (PubsubError, OSError) as error:
-                self._pass_failed(one, _reported(error))
-                more = True
-        self._merge()
-        self._sweep()
+        try:
+            more = self._work_at_passes()
+        except Exception as error:
+            # What is in which state now nobody knows: the server starts another process.
+            self._fail(_reported(error))
+            return
         if more:
             self._scheduled = self._loop.call_soon(self._work)
             return
         now = time.monotonic()
         for stream in self._streams.values():
             stream.subscriber.keep_alive(now)
+
+    def _work_at_passes(self) -> bool:
+        """Let each pass do a piece of work; return whether there is more that can be done now."""
+        self._sweep()
+        more = False
+        for one in [] if self._failure is not None else list(self._passes):
+            try:
+                more |= one.work(self._tip_of(one), patient=one is not self._base)
+            except Exception as error:
+                # Whatever it is: of the transaction that is being sent, the rest cannot be.
+                self._pass_failed(one, _reported(error))
+                more = True
+        self._merge()
+        self._sweep()
+        return more
 
     def _merge(self) -> None:
         """Put passes together that are at the same place."""
@@ -536,8 +548,15 @@ def _near(streams: list[tuple[_Stream, int]]) -> list[list[tuple[_Stream, int]]]
     return groups
 
 
-def _reported(error: PubsubError | OSError) -> PubsubError:
-    return error if isinstance(error, PubsubError) else PubsubError(str(error), sqlstate="58030")
+def _reported(error: Exception) -> PubsubError:
+    """Return what streams are told; the traceback of what is nobody's error message goes to standard error."""
+    if isinstance(error, PubsubError):
+        return error
+    if isinstance(error, OSError):
+        return PubsubError(str(error), sqlstate="58030")
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    return PubsubError(f"decoding has failed: {type(error).__name__}: {error}", sqlstate="XX000")
 
 
 async def _main(descriptor: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pubsub.errors import PubsubError
 from walsender.decode import changes as c
 from walsender.decode.assembly import BATCH, Changes, Rules
 from walsender.decode.output import Ending, Origin, Output
@@ -27,6 +28,36 @@ class Plugin:
 
     def commit(self, _txn: object) -> None:
         self.ended = True
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), OSError("x"), PubsubError("x", sqlstate="22023")])
+def test_whatever_a_plugin_raises_ends_its_output(error: Exception, few: bool) -> None:
+    """Nothing more is sent: neither the transaction's rest nor a later one."""
+
+    class Raising(Plugin):
+        def row(self, *_: object) -> bool:
+            super().row()
+            raise error
+
+    plugin: Any = Raising()
+    texts: Any = None
+    failures: list[PubsubError] = []
+    rules = Rules("key", "key", False, lambda _: False, lambda _: False)
+    output = Output(plugin, texts, rules, on_failure=failures.append)
+    output.views[7] = SimpleNamespace(entry=None)  # type: ignore[assignment]
+    frames = [c.HEAD.pack(c.INSERT, 3, 7, 100) + b"row"] * (2 if few else 10 * BATCH)
+    txn: Any = SimpleNamespace(txn=SimpleNamespace(xid=3, first_lsn=50), errors={})
+    for _ in range(2):
+        output.send(txn, Ending(200, 210, 0, Origin()), Changes(frames, {output}, 1))
+        assert output.proceed()
+    assert (plugin.rows, plugin.ended, output.waits) == (1, False, False)
+    (failure,) = failures
+    if isinstance(error, PubsubError):
+        assert failure is error
+    else:
+        assert failure.sqlstate == "XX000"
+        assert type(error).__name__ in failure.message
 
 
 @pytest.mark.parametrize("is_published", [True, False])
