@@ -250,9 +250,13 @@ async def _snapshot(session: Session, plugin: str, *, export: bool) -> tuple[int
             name = None
             if export:
                 ((name,),) = await session.query("SELECT pg_catalog.pg_export_snapshot()")
-                session.exported = True
-                session.exchange.status = b"I"
-            return lsn, restart, name
+                # Nothing has kept the WAL meanwhile.
+                restart = feed.commits.restart_for(lsn, feed.oldest)
+            if restart is not None:
+                if export:
+                    session.exported = True
+                    session.exchange.status = b"I"
+                return lsn, restart, name
         again = [m.cstring(one) for one in session.exchange.transaction]
         await session.query("ROLLBACK")
         if not export:
@@ -271,7 +275,8 @@ def _alter(session: Session, command: gram.AlterReplicationSlot) -> None:
             raise FeatureNotSupported("cannot enable failover for a temporary replication slot")
         if command.failover is not None:
             slot.failover = command.failover
-        if command.two_phase is not None:
+        if command.two_phase is not None and command.two_phase != slot.two_phase:
+            # Unchanged, it keeps what was sent at its PREPARE.
             slot.two_phase = command.two_phase
             slot.two_phase_at = slot.confirmed_flush_lsn if command.two_phase else 0
         store.save(slot)

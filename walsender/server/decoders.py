@@ -237,12 +237,7 @@ class Decoders:
     async def run(self) -> None:
         """Keep the processes running of the databases that have slots, until cancelled."""
         while True:
-            wanted = {
-                slot.database_oid: slot
-                for slot in self._slots
-                if slot.invalidation_reason is None and slot.database_oid
-            }
-            for oid, slot in wanted.items():
+            for oid, slot in self._wanted().items():
                 decoder = self._decoders.get(oid)
                 if decoder is not None and decoder.failed.is_set():
                     logger.error("a decoding process has ended unexpectedly", database=slot.database)
@@ -252,12 +247,20 @@ class Decoders:
                 except (PubsubError, OSError) as error:
                     logger.error("a decoding process cannot be started", database=slot.database, reason=str(error))
                     await asyncio.sleep(_PAUSE)
-            for oid in [oid for oid in self._decoders if oid not in wanted]:
-                await self._decoders.pop(oid).stop()
+            for oid in list(self._decoders):
+                # Asked again each time: while the others were waited for, a slot may have been made, and is in use.
+                if oid not in self._wanted() and oid in self._decoders:
+                    await self._decoders.pop(oid).stop()
             self._look.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._look.wait()
+
+    def _wanted(self) -> dict[int, Slot]:
+        """Return a slot of each database that has any."""
+        return {
+            slot.database_oid: slot for slot in self._slots if slot.invalidation_reason is None and slot.database_oid
+        }
 
     async def restart(self) -> None:
         """End all processes; those that are needed are started again."""

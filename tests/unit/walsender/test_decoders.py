@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.output.styles import Styles
 from walsender.feed.feed import Feed
 from walsender.historic.upstream import SessionTexts
-from walsender.server.decoders import Decoder, Served
+from walsender.server.decoders import Decoder, Decoders, Served
 from walsender.streaming import requests
 from walsender.streaming.channel import Channel
 from walsender.streaming.process import DecodingProcess
@@ -60,6 +61,103 @@ async def test_a_stream_that_is_asked_for_meanwhile_is_told_the_reason(tmp_path:
     channel.send(requests.BYE)
     await asyncio.wait_for(running, 60)
     channel.close()
+
+
+async def test_an_exception_that_nobody_expects_ends_the_pass_s_streams() -> None:
+    """It was written to the log, and the next record was read as if nothing had happened."""
+
+    class Broken:
+        subscribers: list[Any]
+        is_consistent = False
+        works = 0
+
+        def work(self, _tip: int, *, patient: bool) -> bool:
+            self.works += 1
+            raise KeyError("a bug")
+
+        def close(self) -> None: ...
+
+        def remove(self, _subscriber: object) -> None: ...
+
+    class Subscribed:
+        number = 3
+        ended: tuple[str, Any] | None = None
+
+        def end(self, how: str, error: Any) -> None:
+            self.ended = how, error
+
+        def keep_alive(self, _now: float) -> None: ...
+
+    class Process(DecodingProcess):
+        def _tip_of(self, one: object) -> int:
+            return 0
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = Process(theirs)
+        base, other, subscribed = Broken(), Broken(), Subscribed()
+        base.subscribers, other.subscribers = [], [subscribed]
+        process._base = cast(Any, base)
+        process._passes = cast(Any, [base, other])
+        process._work()
+        assert subscribed.ended is not None
+        how, error = subscribed.ended
+        assert (how, error.sqlstate, "KeyError" in error.message) == (STOPPED, "XX000", True)
+        assert process._passes == []
+        assert process._base is None
+        process._work()
+        assert (base.works, other.works) == (1, 1)
+        process._channel.close()
+
+
+async def test_an_exception_between_passes_ends_the_process() -> None:
+    class Process(DecodingProcess):
+        def _merge(self) -> None:
+            raise KeyError("a bug")
+
+    ours, theirs = socket.socketpair()
+    received: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+    channel = Channel(ours, lambda kind, contents, _: received.put_nowait((kind, contents)), lambda: None)
+    process = Process(theirs)
+    process._work()
+    kind, contents = await asyncio.wait_for(received.get(), 60)
+    assert (kind, json.loads(contents)["sqlstate"]) == (requests.FAILURE, "XX000")
+    channel.close()
+    process._channel.close()
+
+
+async def test_a_process_is_kept_whose_slot_was_made_meanwhile(tmp_path: Path) -> None:
+    """While another process was started, or ended, a client may have begun to use one that had no slot before."""
+    stopped: list[int] = []
+    looked = asyncio.Event()
+
+    class Running:
+        def __init__(self, oid: int) -> None:
+            self.oid = oid
+            self.failed = asyncio.Event()
+
+        def tell(self, _lsn: int) -> None: ...
+
+        async def stop(self) -> None:
+            stopped.append(self.oid)
+            slots[:] = [slot(1), slot(3)]
+            looked.set()
+
+    def slot(oid: int) -> Any:
+        return SimpleNamespace(database_oid=oid, database="d", invalidation_reason=None)
+
+    slots = [slot(1)]
+    feed: Any = SimpleNamespace(received=0)
+    decoders = Decoders(tmp_path, cast(Any, None), feed, cast(Any, slots), 1)
+    decoders._decoders = cast(Any, {oid: Running(oid) for oid in (1, 2, 3)})
+    running = asyncio.create_task(decoders.run())
+    await asyncio.wait_for(looked.wait(), 60)
+    decoders.slots_changed()
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert stopped == [2]
+    assert sorted(decoders._decoders) == [1, 3]
 
 
 async def test_a_stream_that_comes_too_late_is_told_the_reason() -> None:

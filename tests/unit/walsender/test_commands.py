@@ -1,0 +1,58 @@
+"""A slot's snapshot and the WAL that it needs, while nothing keeps that yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from walsender.server import commands
+
+
+class Commits:
+    """Commits of a feed that lets WAL go: where a slot could begin, each time that it is asked."""
+
+    def __init__(self, *restarts: int | None) -> None:
+        self.recent: list[tuple[int, int]] = []
+        self._restarts = list(restarts)
+
+    @contextmanager
+    def all_kept(self) -> Iterator[Commits]:
+        yield self
+
+    def restart_for(self, _lsn: int, _oldest: int) -> int | None:
+        return self._restarts.pop(0)
+
+
+class Feed:
+    position = 9000
+    oldest = 0
+    waited = 0
+
+    def __init__(self, commits: Commits) -> None:
+        self.commits = commits
+
+    async def wait_for(self, _lsn: int) -> None: ...
+
+    async def wait_for_more(self) -> None:
+        self.waited += 1
+
+
+async def test_wal_that_goes_while_the_snapshot_is_exported() -> None:
+    """A slot from before the oldest WAL would send nothing; the snapshot is taken again."""
+    feed = Feed(Commits(100, None, 200, 200))
+    asked: list[str] = []
+
+    async def query(sql: str) -> list[list[str]]:
+        asked.append(sql.split(maxsplit=1)[0] if "export" not in sql else "export")
+        if "pg_current_snapshot" in sql:
+            return [["100:100:", "0/10"]]
+        return [[f"snapshot {asked.count('export')}"]]
+
+    exchange = SimpleNamespace(transaction=[], status=b"T")
+    session: Any = SimpleNamespace(service=SimpleNamespace(feed=feed), query=query, exchange=exchange, exported=False)
+    found = await commands._snapshot(session, "pgoutput", export=True)
+    assert found == (9000, 200, "snapshot 2")
+    assert asked == ["BEGIN", "SELECT", "export", "ROLLBACK", "BEGIN", "SELECT", "export"]
+    assert (session.exported, exchange.status, feed.waited) == (True, b"I", 1)
