@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,18 @@ def both(ours: str, theirs: str, commands: Sequence[str]) -> None:
             "DROP_REPLICATION_SLOT a WAIT",
         ],
         ["CREATE_REPLICATION_SLOT a LOGICAL pgoutput", "SELECT 1", "DROP_REPLICATION_SLOT a"],
+        [
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing', TWO_PHASE, FAILOVER)",
+            "SELECT slot_name FROM pg_copy_logical_replication_slot('a', 'b')",
+            "SELECT two_phase, two_phase_at IS NULL, failover FROM pg_replication_slots WHERE slot_name = 'b'",
+            "DROP_REPLICATION_SLOT b",
+            "SELECT pg_logical_emit_message(true, 'a', 'b') IS NOT NULL",
+            "SELECT slot_name FROM pg_replication_slot_advance('a', pg_current_wal_lsn())",
+            # It has two_phase already: what was sent at its PREPARE stays so.
+            "ALTER_REPLICATION_SLOT a (TWO_PHASE true)",
+            "SELECT two_phase_at < confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'a'",
+            "DROP_REPLICATION_SLOT a",
+        ],
         ["CREATE_REPLICATION_SLOT a LOGICAL test_decoding NOEXPORT_SNAPSHOT", "DROP_REPLICATION_SLOT a WAIT"],
         ["CREATE_REPLICATION_SLOT a TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", "DROP_REPLICATION_SLOT a"],
         [
@@ -319,6 +331,41 @@ def test_a_slot_follows_its_database_s_new_name(served: Publish, ours: str, data
             dbname=database.name,
         )
         database.execute(f"DROP DATABASE {renamed} WITH (FORCE)")
+
+
+def test_a_role_sees_of_streams_what_postgresql_shows_it(served: Publish, ours: str, database: Database) -> None:
+    """In simple queries and prepared statements: pg_stat_get_activity and pg_stat_get_wal_senders."""
+    reader, member, owner = (f"{database.name}_{what}" for what in ("reader", "member", "owner"))
+    with ExitStack() as stack:
+        for role in (reader, member, owner):
+            stack.callback(database.execute, f"DROP ROLE IF EXISTS {role}")
+        database.execute(
+            f"CREATE ROLE {reader} LOGIN; CREATE ROLE {member} LOGIN; CREATE ROLE {owner} LOGIN REPLICATION;"
+            f"GRANT {owner} TO {member}; CREATE PUBLICATION p"
+        )
+        columns = "usename, client_addr IS NULL, client_port IS NULL, backend_start IS NULL, state IS NULL, sync_state IS NULL"
+        query = f"SELECT {columns} FROM pg_stat_replication WHERE usename = '{owner}'"
+        found: list[dict[str, Any]] = []
+        for conninfo in (database.conninfo, ours):
+            followed = make_conninfo(conninfo, user=owner)
+            with Walsender(followed) as walsender:
+                walsender.run("CREATE_REPLICATION_SLOT seen TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')")
+                start = b"START_REPLICATION SLOT seen LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+                assert walsender.pgconn.exec_(start).status == pq.ExecStatus.COPY_BOTH
+                seen: dict[str, Any] = {}
+                for role in (reader, member, "postgres"):
+                    with psycopg.connect(conninfo, user=role, autocommit=True) as connection:
+                        seen[role] = connection.execute(query).fetchall()
+                        assert (
+                            connection.execute(f"{query} AND true = %s", [True], prepare=True).fetchall() == seen[role]
+                        )
+            found.append(seen)
+            with psycopg.connect(conninfo, autocommit=True) as watcher:
+                kept = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'seen'"
+                wait_until(lambda: watcher.execute(kept).fetchone() == (0,), "the session has ended")  # noqa: B023
+        assert found[1] == found[0]
+        assert found[0][reader] == [(owner, True, True, True, True, True)]
+        assert found[0][member] == [(owner, False, False, False, True, True)]
 
 
 def test_a_slot_in_use_and_one_of_another_database(served: Publish, ours: str, database: Database) -> None:

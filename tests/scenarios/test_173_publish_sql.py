@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import asyncpg
@@ -84,6 +85,98 @@ def test_changes_are_postgresql_s_rows(
                 connection.execute(query)
             errors.append((caught.value.sqlstate, caught.value.diag.message_primary))
         assert errors[0] == errors[1], query
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["LATIN1", pytest.param("UTF8", marks=pytest.mark.full), pytest.param("SQL_ASCII", marks=pytest.mark.full)],
+)
+def test_changes_are_not_lost_whatever_bytes_they_have(served: Publish, database: Database, encoding: str) -> None:
+    """What the upstream server takes comes back as it is; what is no text there is refused, and the slot stays."""
+    name = f"{database.name}_{encoding.lower()}"
+    database.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    with ExitStack() as stack:
+        stack.callback(database.execute, f"DROP DATABASE {name} WITH (FORCE)")
+        more: dict[str, Any] = {"dbname": name, "client_encoding": encoding, "autocommit": True}
+        theirs = stack.enter_context(psycopg.connect(database.conninfo, **more))
+        ours = stack.enter_context(psycopg.connect(served.conninfo(), **more))
+        stack.callback(ours.execute, "SELECT pg_drop_replication_slot('odd')")
+        stack.callback(theirs.execute, "SELECT pg_drop_replication_slot('odd')")
+        theirs.execute("CREATE TABLE t (v text)")
+        for connection in (theirs, ours):
+            connection.execute("SELECT pg_create_logical_replication_slot('odd', 'test_decoding')")
+        # Gr\xfc\xdfe, as the encoding has it.
+        word = "U&'Gr\\00fc\\00dfe'" if encoding != "SQL_ASCII" else r"convert_from('\x4772fcdf65', 'SQL_ASCII')"
+        theirs.execute(f"INSERT INTO t VALUES ({word}), ('it''s \\u0041 \\')")
+        shown = "SELECT encode(convert_to(data, getdatabaseencoding()), 'hex') FROM {}('odd', NULL, NULL, 'include-xids', '0')"
+        for function in ("pg_logical_slot_peek_changes", "pg_logical_slot_get_changes"):
+            for prepare in (False, True):
+                query = shown.format(function)
+                expected = theirs.execute(query).fetchall()
+                assert ours.execute(query, prepare=prepare).fetchall() == expected
+                assert bool(expected) != (prepare and "get" in function)
+        for content, is_text in ((r"\xff", encoding != "UTF8"), (r"\x6100", False)):
+            theirs.execute(f"SELECT pg_logical_emit_message(true, 'p', '{content}'::bytea)")
+            query = shown.format("pg_logical_slot_get_changes")
+            if is_text:
+                assert ours.execute(query).fetchall() == theirs.execute(query).fetchall()
+                continue
+            standing = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'odd'"
+            before = ours.execute(standing).fetchall()
+            for prepare in (False, True):
+                with pytest.raises(psycopg.errors.CharacterNotInRepertoire, match="invalid byte sequence") as caught:
+                    ours.execute(query, prepare=prepare)
+                assert "pg_logical_slot_get_binary_changes" in (caught.value.diag.message_hint or "")
+            assert ours.execute(standing).fetchall() == before
+            query = "SELECT data FROM pg_logical_slot_get_binary_changes('odd', NULL, NULL, 'include-xids', '0')"
+            found = ours.execute(query).fetchall()
+            assert found == theirs.execute(query).fetchall()
+            assert any(bytes.fromhex(content[2:]) in row for (row,) in found)
+
+
+@pytest.mark.full
+def test_a_large_answer_comes_whole_and_one_that_is_too_large_keeps_the_slot(
+    ours: psycopg.Connection[Any], database: Database
+) -> None:
+    ours.execute("SELECT pg_create_logical_replication_slot('large', 'test_decoding')")
+    size = 50 << 20
+    database.execute(f"SELECT pg_logical_emit_message(true, 'p', repeat('x', {size}))")
+    query = "SELECT sum(length(data)) > {} FROM pg_logical_slot_{}_changes('large', NULL, NULL)"
+    for function in ("peek", "peek_binary", "get"):
+        assert ours.execute(query.format(size, function)).fetchone() == (True,)
+    database.execute(f"SELECT pg_logical_emit_message(true, 'p', repeat('x', {size})) FROM generate_series(1, 2)")
+    standing = "SELECT confirmed_flush_lsn FROM pg_replication_slots"
+    before = ours.execute(standing).fetchall()
+    for function in ("get", "get_binary"):
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="the changes are too many"):
+            ours.execute(query.format(0, function))
+    assert ours.execute(standing).fetchall() == before
+
+
+def test_an_error_in_one_call_keeps_the_rows_of_another(
+    ours: psycopg.Connection[Any], served: Publish, database: Database
+) -> None:
+    """All calls of a query have their rows before a slot moves; each sees what those before it have done."""
+    for name in ("one", "two"):
+        ours.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding')")
+    database.execute("CREATE TABLE kept (id int); INSERT INTO kept VALUES (1)")
+    get = "SELECT data FROM pg_logical_slot_get_changes('{}', NULL, NULL, 'include-xids', '0')"
+    standing = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'one'"
+    before = ours.execute(standing).fetchall()
+    for separator in ("; ", " UNION ALL "):
+        with pytest.raises(psycopg.errors.UndefinedObject):
+            ours.execute(get.format("one") + separator + get.format("nope"))
+        assert ours.execute(standing).fetchall() == before
+    with psycopg.ClientCursor(ours) as cursor:
+        cursor.execute("; ".join([get.format("one"), get.format("one"), standing, get.format("two")]))
+        results = [cursor.fetchall()]
+        while cursor.nextset():
+            results.append(cursor.fetchall())
+    first, again, moved, second = results
+    assert "table public.kept: INSERT: id[integer]:1" in [data for (data,) in first]
+    assert (again, second) == ([], first)
+    assert moved > before
+    assert ours.execute(standing).fetchall() == moved
 
 
 def test_what_is_wrong_is_said_as_postgresql_says_it(

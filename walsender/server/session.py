@@ -86,12 +86,12 @@ class Session:
         self.exchange: Exchange
         self.stream: Stream | None = None
         """The stream that it sends, for pg_stat_replication."""
-        self.in_batch = False
-        """Whether questions of ours must stay within the client's batch of the extended protocol."""
         self.statements = slot_statements.Prepared()
         self._client = client
         self._up: asyncio.StreamWriter | None = None
         self._key = b""
+        self._in_batch = False
+        """Whether questions of ours must stay within the client's batch of the extended protocol."""
         self._skipping = False
         """Whether messages are ignored until the next Sync."""
         self._works = False
@@ -361,6 +361,15 @@ class Session:
         finally:
             self._works = False
 
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Questions of ours within this context stay within the client's batch of the extended protocol."""
+        self._in_batch = True
+        try:
+            yield
+        finally:
+            self._in_batch = False
+
     def _notice(self, notice: PubsubError) -> None:
         self.send(m.error(notice, "NOTICE"))
 
@@ -385,7 +394,7 @@ class Session:
 
         Raises PubsubError with the server's words.  The client sees nothing of it but the transaction's state.
         """
-        if self.in_batch:
+        if self._in_batch:
             return await self.exchange.ask_bound(sql, (), _NO_PARAMETERS)
         _, found = await self.exchange.ask(sql)
         return found

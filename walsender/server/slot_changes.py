@@ -19,20 +19,90 @@ from walsender.streaming.changes import Task
 
 if TYPE_CHECKING:
     from walsender.server.session import Session
-    from walsender.slots.slot import Slot, SlotStore
+    from walsender.slots.slot import Slot
 
 FUNCTIONS: Final = frozenset(
     f"pg_logical_slot_{way}{binary}_changes" for way in ("get", "peek") for binary in ("", "_binary")
 )
+_NO_TEXT: Final = "22021"
+"""character_not_in_repertoire."""
 _CHUNK: Final = Struct(">cI")
 _ROW: Final = Struct(">QI")
 _POSITION: Final = Struct(">10Q")
-_MOST: Final = 256 << 20
-"""Bytes of one answer: a function's result is put together before it is returned."""
+_MOST: Final = 64 << 20
+"""Bytes of one answer: a function's result is put together before it is returned, and goes to the server as a text."""
+_CHECKED: Final = 4 << 20
+"""Bytes that the server is asked about at a time."""
+_CONVERTED: Final = "pg_catalog.convert_from(pg_catalog.decode(x, 'hex'), pg_catalog.getdatabaseencoding())"
+
+_Row = tuple[int, int, bytes]
+"""LSN, transaction, and what the plugin has written."""
 
 
-async def changes(session: Session, function: str, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the rows of a call: lsn, xid, data.  Raises PubsubError; the slot has moved only if it does not."""
+class Moves:
+    """How far the calls of one query will move their slots, once all of them have their rows.
+
+    A slot is the session's until `close`, and stays where it is until `carry_out`: an error must not lose rows.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._acquired: list[Slot] = []
+        self._to: dict[str, tuple[int, int]] = {}
+        self.size = 0
+        """Bytes of the rows so far."""
+
+    def acquire(self, name: str) -> Slot:
+        """Raises what SlotStore.acquire raises."""
+        slot = self._session.service.slots.acquire(name, self._session, self._session.pid, self._session.end)
+        if slot not in self._acquired:
+            self._acquired.append(slot)
+        return slot
+
+    def position(self, slot: Slot) -> int:
+        """Return where the next call of this query begins."""
+        return max(slot.confirmed_flush_lsn, self._to.get(slot.name, (0, 0))[0])
+
+    def add(self, slot: Slot, confirmed_flush_lsn: int, restart_lsn: int) -> None:
+        self._to[slot.name] = confirmed_flush_lsn, restart_lsn
+
+    def shown(self, slot: Slot, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a slot's row of pg_replication_slots as it is after this query's calls so far."""
+        if slot in self._acquired:
+            row |= {"active": slot.temporary, "active_pid": self._session.pid if slot.temporary else None}
+        if slot.name in self._to:
+            confirmed, restart = self._to[slot.name]
+            row |= {"confirmed_flush_lsn": str(Lsn(confirmed)), "restart_lsn": str(Lsn(max(slot.restart_lsn, restart)))}
+        return row
+
+    async def carry_out(self) -> None:
+        """Move the slots, durably: the rows' reader has no origin by which to skip them after a crash of this server."""
+        old: list[tuple[Slot, int, int]] = []
+        for slot in self._acquired:
+            confirmed, restart = self._to.get(slot.name, (0, 0))
+            if confirmed > slot.confirmed_flush_lsn:
+                old.append((slot, slot.confirmed_flush_lsn, slot.restart_lsn))
+                slot.confirmed_flush_lsn, slot.restart_lsn = confirmed, max(slot.restart_lsn, restart)
+                slot.changed = True
+        if not old:
+            return
+        try:
+            await self._session.service.slots.save_changed()
+        except BaseException:
+            # The rows are not returned.
+            for slot, confirmed, restart in old:
+                slot.confirmed_flush_lsn, slot.restart_lsn, slot.changed = confirmed, restart, True
+            raise
+
+    def close(self) -> None:
+        """Give the slots back."""
+        for slot in self._acquired:
+            self._session.service.slots.free(slot)
+        self._acquired = []
+
+
+async def changes(session: Session, function: str, arguments: Sequence[Any], moves: Moves) -> list[dict[str, Any]]:
+    """Return the rows of a call: lsn, xid, data.  Raises PubsubError.  The slot moves by `moves`."""
     name, upto_lsn, upto_changes, options = arguments
     if name is None:
         raise PubsubError("slot name must not be null", sqlstate="22004")
@@ -44,59 +114,86 @@ async def changes(session: Session, function: str, arguments: Sequence[Any]) -> 
         raise FeatureNotSupported("array must not contain nulls")
     if len(options) % 2:
         raise FeatureNotSupported("array must have even number of elements")
-    store = session.service.slots
-    slot = store.acquire(cut_name(name), session, session.pid, session.end)
-    try:
-        commands.check_database(session, slot)
-        binary = "_binary_" in function
-        given = dict(zip(options[::2], options[1::2], strict=True))
-        parsed = commands.plugin_options(session, slot, given, slot.confirmed_flush_lsn)
-        if not binary and commands.is_binary(slot.plugin, given):
-            raise FeatureNotSupported(
-                f'logical decoding output plugin "{slot.plugin}" produces binary output, but function '
-                f'"{function}(name,pg_lsn,integer,text[])" expects textual data'
+    slot = moves.acquire(cut_name(name))
+    commands.check_database(session, slot)
+    binary = "_binary_" in function
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    start = moves.position(slot)
+    parsed = commands.plugin_options(session, slot, given, start)
+    if not binary and commands.is_binary(slot.plugin, given):
+        raise FeatureNotSupported(
+            f'logical decoding output plugin "{slot.plugin}" produces binary output, but function '
+            f'"{function}(name,pg_lsn,integer,text[])" expects textual data'
+        )
+    if upto_changes is not None and upto_changes < 0:
+        return []  # the server stops behind the first record
+    decoded = await _decoded(session, slot, parsed, start, upto_lsn, upto_changes, _MOST - moves.size)
+    found, size, reached, restart = decoded
+    if not binary:
+        await _check_texts(session, [data for _, _, data in found])
+    moves.size += size
+    if "_get_" in function and reached > start:
+        moves.add(slot, reached, restart)
+    return [
+        {"lsn": str(Lsn(lsn)), "xid": xid, "data": "\\x" + data.hex() if binary else data.hex()}
+        for lsn, xid, data in found
+    ]
+
+
+async def _check_texts(session: Session, texts: Sequence[bytes]) -> None:
+    """Raise PubsubError unless all are text in the database's encoding: the server takes no others, and nobody gets them.
+
+    What the server's own functions return is not looked at: they hand on whatever bytes a plugin writes.
+    """
+    unsure = [text for text in texts if not text.isascii() or b"\0" in text]
+    if not unsure:
+        return
+    ((encoding,),) = await session.query("SELECT pg_catalog.getdatabaseencoding()")
+    if encoding == "UTF8":
+        unsure = [text for text in unsure if b"\0" in text or not _is_utf8(text)][:1]
+    while unsure:
+        size, number = 0, 0
+        while number < len(unsure) and (not number or size + len(unsure[number]) <= _CHECKED):
+            size += len(unsure[number])
+            number += 1
+        array = ",".join(text.hex() for text in unsure[:number])
+        unsure = unsure[number:]
+        try:
+            await session.query(
+                f"SELECT pg_catalog.count({_CONVERTED}) FROM pg_catalog.unnest('{{{array}}}'::text[]) x"
             )
-        if upto_changes is not None and upto_changes < 0:
-            return []  # the server stops behind the first record
-        rows, reached, restart = await _decoded(session, slot, parsed, upto_lsn, upto_changes, binary=binary)
-        if "_get_" in function and reached > slot.confirmed_flush_lsn:
-            await _move(store, slot, reached, max(slot.restart_lsn, restart))
-        return rows
-    finally:
-        store.free(slot)
+        except PubsubError as error:
+            if error.sqlstate == _NO_TEXT:
+                error.detail = "A change is no text in the database's encoding.  The slot has not moved."
+                error.hint = "Get the changes with pg_logical_slot_get_binary_changes, or stream them."
+            raise
 
 
-async def _move(store: SlotStore, slot: Slot, confirmed_flush_lsn: int, restart_lsn: int) -> None:
-    """Move the slot, durably: the rows' reader has no origin by which to skip them after a crash of this server."""
-    old = slot.confirmed_flush_lsn, slot.restart_lsn
-    slot.confirmed_flush_lsn, slot.restart_lsn, slot.changed = confirmed_flush_lsn, restart_lsn, True
+def _is_utf8(text: bytes) -> bool:
     try:
-        await store.save_changed()
-    except BaseException:
-        # The rows are not returned.
-        slot.confirmed_flush_lsn, slot.restart_lsn = old
-        slot.changed = True
-        raise
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 async def _decoded(
     session: Session,
     slot: Slot,
     options: dict[str, str],
+    start: int,
     upto_lsn: str | None,
     upto_changes: int | None,
-    *,
-    binary: bool,
-) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the rows, the LSN up to which the slot was decoded, and where it may begin then."""
+    most: int,
+) -> tuple[list[_Row], int, int, int]:
+    """Return the rows, their size, the LSN up to which the slot was decoded, and where it may begin then."""
     service, feed = session.service, session.service.feed
     ((flushed,),) = await session.query("SELECT pg_catalog.pg_current_wal_flush_lsn()")
     end = Lsn.parse(flushed or "")
     if upto_lsn is not None and Lsn.parse(upto_lsn):
         end = min(end, Lsn.parse(upto_lsn))
-    start = slot.confirmed_flush_lsn
     if end <= start:
-        return [], 0, 0
+        return [], 0, 0, 0
     await feed.wait_for(end)
     if slot.failover:
         await service.standby_slots.wait_for(end)
@@ -135,7 +232,7 @@ async def _decoded(
     try:
         lines.write(task.line())
         tell(feed.received)
-        return await _read(session, slot, process.stdout, binary=binary)
+        return await _read(session, slot, process.stdout, most)
     except asyncio.IncompleteReadError:
         code = await process.wait()
         raise PubsubError(f"the decoding process ended unexpectedly, with exit code {code}") from None
@@ -147,31 +244,29 @@ async def _decoded(
 
 
 async def _read(
-    session: Session, slot: Slot, output: asyncio.StreamReader, *, binary: bool
-) -> tuple[list[dict[str, Any]], int, int]:
-    rows: list[dict[str, Any]] = []
+    session: Session, slot: Slot, output: asyncio.StreamReader, most: int
+) -> tuple[list[_Row], int, int, int]:
+    rows: list[_Row] = []
     size = 0
     while True:
         kind, length = _CHUNK.unpack(await output.readexactly(_CHUNK.size))
         size += length + 100
-        if size > _MOST:
+        if size > most:
             raise ProgramLimitExceeded(
                 "the changes are too many for one call",
-                detail=f"They take more than {_MOST >> 20} MB.",
+                detail=f"They take more than {_MOST >> 20} MB in one query.",
                 hint="Ask for fewer with upto_nchanges, or stream them with START_REPLICATION.",
             )
         content = await output.readexactly(length)
         match kind:
             case b"R":
                 lsn, xid = _ROW.unpack_from(content)
-                data = content[_ROW.size :]
-                text = "\\x" + data.hex() if binary else data.decode("utf-8", "surrogateescape")
-                rows.append({"lsn": str(Lsn(lsn)), "xid": xid, "data": text})
+                rows.append((lsn, xid, content[_ROW.size :]))
             case b"P":
                 reached, restart, *counted = _POSITION.unpack(content)
                 slot.statistics.add(counted)
                 slot.changed = True
-                return rows, reached, restart
+                return rows, size, reached, restart
             case b"W":
                 session.send(m.error(PubsubError(**json.loads(content)), "WARNING"))
             case _:

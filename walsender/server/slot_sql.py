@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
+from pubsub.errors import FeatureNotSupported, ProgramLimitExceeded, PubsubError, SqlSyntaxError
 from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.lexer import Kind, Token, tokenize
 
@@ -29,12 +29,16 @@ VIEWS: Final = {"pg_replication_slots", "pg_stat_replication", "pg_stat_replicat
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A function's parameters as (name, type), how many have no default, and its result's columns (none: void)."""
+    """A function's parameters as (name, type), how many have no default, and its result's columns (none: void).
+
+    `in_hex`: the column whose text the results hold as hexadecimal digits of its bytes.
+    """
 
     parameters: tuple[tuple[str, str], ...]
     required: int
     columns: tuple[tuple[str, str], ...]
     variadic: bool = False
+    in_hex: str = ""
 
 
 _SLOT: Final = (("slot_name", "name"), ("lsn", "pg_lsn"))
@@ -48,7 +52,8 @@ _STATISTICS: Final = (
 
 def _changes(data: str) -> Signature:
     parameters = (("slot_name", "name"), ("upto_lsn", "pg_lsn"), ("upto_nchanges", "int4"), ("options", "text[]"))
-    return Signature(parameters, 3, (("lsn", "pg_lsn"), ("xid", "xid"), ("data", data)), variadic=True)
+    columns = (("lsn", "pg_lsn"), ("xid", "xid"), ("data", data))
+    return Signature(parameters, 3, columns, variadic=True, in_hex="data" if data == "text" else "")
 
 
 FUNCTIONS: Final[Mapping[str, Signature]] = {
@@ -71,6 +76,8 @@ FUNCTIONS: Final[Mapping[str, Signature]] = {
     "pg_logical_slot_get_binary_changes": _changes("bytea"),
     "pg_logical_slot_peek_binary_changes": _changes("bytea"),
 }
+_MOST: Final = 30
+"""Views and calls in one statement: each is looked at by itself, and takes the text of what it shows."""
 _MENTIONS: Final = re.compile("|".join({"pg_get_replication_slots", *VIEWS, *FUNCTIONS}), re.IGNORECASE)
 _BEFORE_RELATION: Final = {"from", "join", "only", "table", ",", "lateral"}
 # What can follow a relation that has no alias.
@@ -242,7 +249,10 @@ def find(text: str) -> tuple[list[View], list[Call]]:
     tree = _parsed(text)
     views: list[View] = []
     calls: list[Call] = []
+    closings = _closings(tokens)
     for number, token in enumerate(tokens):
+        if len(views) + len(calls) > _MOST:
+            raise ProgramLimitExceeded(f"a statement can name slots' views and functions {_MOST} times at most here")
         if token.kind not in {Kind.WORD, Kind.NAME}:
             continue
         first = _qualified(tokens, number)
@@ -251,7 +261,7 @@ def find(text: str) -> tuple[list[View], list[Call]]:
         before = tokens[first - 1].value if first else ""
         following = tokens[number + 1].value if number + 1 < len(tokens) else ""
         if token.value in FUNCTIONS and following == "(":
-            end = _closing(tokens, number + 1)
+            end = closings.get(number + 1)
             if end is not None and (tree is None or token.start in tree.calls):
                 if kind is _Kind.PREPARED:
                     raise FeatureNotSupported(f"{token.value} is not supported in PREPARE here")
@@ -325,6 +335,14 @@ def _call(
     text: str, tokens: Sequence[Token], first: int, number: int, end: int, before: str, tree: _Tree | None
 ) -> Call:
     name = tokens[number].value
+    for place in range(number + 2, end - 1):
+        if (
+            tokens[place].value in FUNCTIONS
+            and tokens[place + 1].value == "("
+            and _qualified(tokens, place) is not None
+        ):
+            # Seen before the arguments are looked at by themselves: each level would be read once more.
+            raise FeatureNotSupported(f"the arguments of {name} cannot call {tokens[place].value} here")
     arguments = _arguments(text, tokens, number, end, FUNCTIONS[name])
     node = tree.calls[tokens[number].start] if tree is not None else None
     is_relation = before in _BEFORE_RELATION - {","} if node is None else _stands_as_relation(node)
@@ -374,11 +392,9 @@ def _names_columns(node: Any) -> bool:
 
 def _check_argument(name: str, text: str, *, differs: bool) -> None:
     """Raise FeatureNotSupported for an argument that is about slots itself where that is not supported."""
-    if mentions(text):
-        views, calls = find(f"SELECT {text}")
-        if calls:
-            raise FeatureNotSupported(f"the arguments of {name} cannot call {calls[0].name} here")
-        if views and differs:
+    if differs and mentions(text):
+        views, _ = find(f"SELECT {text}")
+        if views:
             raise FeatureNotSupported(f"the arguments of {name} cannot use {views[0].name} for each row here")
 
 
@@ -475,14 +491,16 @@ def _qualified(tokens: Sequence[Token], number: int) -> int | None:
     return number - 2 if number >= 2 and tokens[number - 2].value == "pg_catalog" else None
 
 
-def _closing(tokens: Sequence[Token], number: int) -> int | None:
-    depth = 0
-    for place in range(number, len(tokens)):
-        if tokens[place].kind is Kind.OPERATOR:
-            depth += (tokens[place].value == "(") - (tokens[place].value == ")")
-            if depth == 0:
-                return place
-    return None
+def _closings(tokens: Sequence[Token]) -> dict[int, int]:
+    """Return where each parenthesis is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for place, token in enumerate(tokens):
+        if token.kind is Kind.OPERATOR and token.value == "(":
+            opened.append(place)
+        elif token.kind is Kind.OPERATOR and token.value == ")" and opened:
+            found[opened.pop()] = place
+    return found
 
 
 def _has_alias(tokens: Sequence[Token], number: int) -> bool:
@@ -494,14 +512,19 @@ def _has_alias(tokens: Sequence[Token], number: int) -> bool:
 
 def edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
     """Return the text with each (start, end) replaced."""
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
+    parts: list[str] = []
+    at = 0
+    for start, end, new in sorted(edits):
+        parts += (text[at:start], new)
+        at = end
+    return "".join([*parts, text[at:]])
 
 
-def literal(value: object) -> str:
-    """Return a literal of type jsonb."""
-    return f"{quote_literal(json.dumps(value))}::pg_catalog.jsonb"
+def literal(rows: Iterable[object]) -> str:
+    """Return a JSON array as a literal of type jsonb."""
+    # Row by row, so that a thread that makes a large one lets others run.
+    text = ",".join([json.dumps(row) for row in rows])
+    return f"{quote_literal(f'[{text}]')}::pg_catalog.jsonb"
 
 
 def view_edit(view: View, rows: str, version: int = 180000) -> tuple[int, int, str]:
@@ -544,7 +567,11 @@ def call_edit(call: Call, results: str) -> tuple[int, int, str]:
         return call.start, call.end, f"(SELECT ''::pg_catalog.void FROM {source} LIMIT 1)" + _alias(call)
     typed = ", ".join(f"{name} pg_catalog.{kind}" for name, kind in columns)
     names = ", ".join(name for name, _ in columns)
-    source = f"pg_catalog.jsonb_to_recordset({results}) AS _(k pg_catalog.jsonb, {typed}) WHERE {call.of_row()}"
+    source = f"pg_catalog.jsonb_to_recordset({results}) AS _(k pg_catalog.jsonb, {typed})"
+    if call.signature.in_hex:
+        shown = ", ".join(_from_hex(name) if name == call.signature.in_hex else name for name, _ in columns)
+        source = f"(SELECT k, {shown} FROM {source}) _"
+    source += f" WHERE {call.of_row()}"
     if call.is_relation:
         numbered = ", pg_catalog.row_number() OVER () AS ordinality" if call.ordinality else ""
         return call.start, call.end, f"(SELECT {names}{numbered} FROM {source})" + _alias(call)
@@ -557,6 +584,12 @@ def call_edit(call: Call, results: str) -> tuple[int, int, str]:
             part = f"(SELECT {one or 'r'} FROM (SELECT {names} FROM {source}) r)"
         parts.append(f"{part} AS {one}" if call.field == "*" else part + _alias(call))
     return call.start, call.end, ", ".join(parts)
+
+
+def _from_hex(name: str) -> str:
+    """Return an expression of a text of the database's encoding, of its bytes in hexadecimal: JSON could not hold it."""
+    decoded = f"pg_catalog.decode({name}, 'hex')"
+    return f"pg_catalog.convert_from({decoded}, pg_catalog.getdatabaseencoding()) AS {name}"
 
 
 def _alias(call: Call) -> str:

@@ -5,14 +5,23 @@ Follows slotfuncs.c and logicalfuncs.c.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pubsub.errors import InsufficientPrivilege, NotInPrerequisiteState, ProtocolViolation, PubsubError
+from pubsub.errors import (
+    FeatureNotSupported,
+    InsufficientPrivilege,
+    NotInPrerequisiteState,
+    ProtocolViolation,
+    PubsubError,
+)
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import Statistics
 from pubsub.sql.identifiers import quote_literal
@@ -34,10 +43,20 @@ _MAY: Final = (
 _MAY_RESET: Final = (
     "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_stat_reset_replication_slot(text)', 'EXECUTE')"
 )
+_MAY_SEE: Final = (
+    "SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'), (SELECT pg_catalog.string_agg(oid::text, ',')"
+    " FROM pg_catalog.pg_roles WHERE pg_catalog.pg_has_role(oid, 'USAGE'))"
+)
+_SEEN_BY_ALL: Final = {"pid", "usesysid", "usename", "application_name"}
+_SEEN_OF_OWN: Final = {"client_addr", "client_port", "backend_start"}
 _JSONB: Final = 3802
 _NO_TYPES: Final = bytes(2)
 _NO_VALUES: Final = bytes(4)
+_QUICK: Final = 16 << 10
+"""Bytes of text that are looked at, or put together, at once; more in a thread."""
 _OIDS: Final = {"name": 19, "pg_lsn": 3220, "int4": 23, "bool": 16, "text": 25, "text[]": 1009}
+
+_T = TypeVar("_T")
 
 
 # Simple queries
@@ -50,9 +69,9 @@ async def carry_out(session: Session, text: str) -> bool:
     """
     if not slot_sql.mentions(text):
         return False
-    pieces = [text[start:end] for start, end in slot_sql.statements(text)]
+    pieces = [text[start:end] for start, end in await _aside(len(text), lambda: slot_sql.statements(text))]
     try:
-        found = [slot_sql.find(piece) for piece in pieces]
+        found = await _aside(len(text), lambda: [slot_sql.find(piece) for piece in pieces])
     except PubsubError:
         if len(pieces) == 1:
             await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
@@ -60,38 +79,68 @@ async def carry_out(session: Session, text: str) -> bool:
     if not any(views or calls for views, calls in found):
         return False
     await session.exchange.idle()
-    with session.working():
+    with session.working(), closing(slot_changes.Moves(session)) as moves:
         if len(pieces) == 1:
             # So that the server says what is wrong, of the client's own text; later ones may need what earlier ones make.
             await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
+        asking = _Asking(session, moves)
         parts: list[str] = []
         for piece, (views, calls) in zip(pieces, found, strict=True):
-            edits = [
-                slot_sql.view_edit(
-                    view, slot_sql.literal(_rows(session, view.name)), session.service.feed.server.version
-                )
-                for view in views
-            ]
+            edits = await asking.view_edits(views)
             for call in calls:
-                asked = await session.query(_with_views(session, call.arguments_query()))
-                results = await _call(session, call, [json.loads(row[0] or "null") for row in asked])
-                edits.append(slot_sql.call_edit(call, slot_sql.literal(results)))
+                asked = await session.query(await asking.with_views(call.arguments_query()))
+                results = await _call(asking, call, _arguments(asked))
+                edits.append(await asking.call_edit(call, results))
             parts.append(slot_sql.edited(piece, edits))
-    await session.forward(b"Q", _encoded("".join(parts)) + b"\0")
+        query = await _aside(sum(map(len, parts)), lambda: _encoded("".join(parts)) + b"\0")
+        await moves.carry_out()
+    await session.forward(b"Q", query)
     return True
+
+
+async def _aside(size: int, work: Callable[[], _T]) -> _T:
+    """Do work on a text of this size; on a large one in a thread, so that others are served meanwhile."""
+    return work() if size < _QUICK else await asyncio.to_thread(work)
 
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _with_views(session: Session, text: str) -> str:
-    views, _ = slot_sql.find(text)
-    edits = [
-        slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name)), session.service.feed.server.version)
-        for view in views
-    ]
-    return slot_sql.edited(text, edits)
+class _Asking:
+    """A session that asks about slots, and what the calls of its query have done so far."""
+
+    def __init__(self, session: Session, moves: slot_changes.Moves) -> None:
+        self.session = session
+        self.moves = moves
+
+    async def rows(self, views: Sequence[View]) -> dict[str | None, list[dict[str, Any]]]:
+        """Return what views show, by their names."""
+        session, service = self.session, self.session.service
+        found: dict[str | None, list[dict[str, Any]]] = {None: []}
+        for name in {view.name for view in views} - {None}:
+            if name == "pg_stat_replication":
+                found[name] = await _stream_rows(session)
+                continue
+            slots = [slot for slot in service.slots if _is_visible(session, slot)]
+            if name == "pg_stat_replication_slots":
+                found[name] = [_statistics(slot) for slot in slots]
+            else:
+                found[name] = [self.moves.shown(slot, slot_row(service, slot)) for slot in slots]
+        return found
+
+    async def view_edits(self, views: Sequence[View]) -> list[tuple[int, int, str]]:
+        version = self.session.service.feed.server.version
+        literals = {name: slot_sql.literal(rows) for name, rows in (await self.rows(views)).items()}
+        return [slot_sql.view_edit(view, literals[view.name], version) for view in views]
+
+    async def with_views(self, text: str) -> str:
+        views, _ = await _aside(len(text), lambda: slot_sql.find(text))
+        return slot_sql.edited(text, await self.view_edits(views))
+
+    async def call_edit(self, call: Call, results: list[dict[str, Any]]) -> tuple[int, int, str]:
+        size = 2 * self.moves.size + 100 * len(results)
+        return await _aside(size, lambda: slot_sql.call_edit(call, slot_sql.literal(results)))
 
 
 # Prepared statements
@@ -143,20 +192,23 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
     text = encoded.decode("utf-8", "surrogateescape")
     if not slot_sql.mentions(text):
         return body
-    views, calls = slot_sql.find(text)
+    views, calls = await _aside(len(text), lambda: slot_sql.find(text))
     if not views and not calls:
         return body
     await session.exchange.analyze(encoded, types, in_batch=True)
-    if slot_sql.is_utility(text):
+    if await _aside(len(text), lambda: slot_sql.is_utility(text)):
         # It can be given no parameter, so it has what is known now.
-        edits = [_literal_edit(session, view) for view in views]
-        for call in calls:
-            query = _with_views(session, call.arguments_query())
-            asked = await session.exchange.ask_bound(query, [], _NO_VALUES)
-            edits.append(slot_sql.call_edit(call, slot_sql.literal(await _call_in_batch(session, call, asked))))
+        with session.batch(), closing(slot_changes.Moves(session)) as moves:
+            asking = _Asking(session, moves)
+            edits = await asking.view_edits(views)
+            for call in calls:
+                query = await asking.with_views(call.arguments_query())
+                asked = await session.exchange.ask_bound(query, [], _NO_VALUES)
+                edits.append(await asking.call_edit(call, await _call(asking, call, _arguments(asked))))
+            await moves.carry_out()
         return name + b"\0" + _encoded(slot_sql.edited(text, edits)) + b"\0" + types
     given = [int.from_bytes(types[at : at + 4], "big") for at in range(2, len(types) - 3, 4)]
-    used = max(_parameters(text), default=0)
+    used = await _aside(len(text), lambda: max(_parameters(text), default=0))
     oids = given + [0] * (used - len(given))
     for call in calls:
         # What is no more in the text gives its parameters no type.
@@ -189,15 +241,18 @@ async def _bind(session: Session, statement: _Statement, body: bytes) -> bytes:
     if len(formats) not in {0, 1, count}:
         raise ProtocolViolation(f"bind message has {len(formats)} parameter formats but {count} parameters")
     formats = formats * count if len(formats) == 1 else formats or [0] * count
-    known: dict[str, Any] = {f"v{at}": _rows(session, view.name) for at, view in enumerate(statement.views)}
-    for number, call in enumerate(statement.calls):
-        text = _with_views(session, call.arguments_query())
-        used = sorted(set(_parameters(text)))
-        text = _renumbered(text, {one: at for at, one in enumerate(used, 1)})
-        bound = _write_bind([formats[one - 1] for one in used], [values[one - 1] for one in used])
-        asked = await session.exchange.ask_bound(text, [statement.types[one - 1] for one in used], bound)
-        known[f"c{number}"] = await _call_in_batch(session, call, asked)
-    new = json.dumps(known).encode()
+    with session.batch(), closing(slot_changes.Moves(session)) as moves:
+        asking = _Asking(session, moves)
+        rows = await asking.rows(statement.views)
+        known: dict[str, Any] = {f"v{at}": rows[view.name] for at, view in enumerate(statement.views)}
+        for number, call in enumerate(statement.calls):
+            text = await asking.with_views(call.arguments_query())
+            text, used = await _aside(len(text), partial(_renumbered, text))
+            bound = _write_bind([formats[one - 1] for one in used], [values[one - 1] for one in used])
+            asked = await session.exchange.ask_bound(text, [statement.types[one - 1] for one in used], bound)
+            known[f"c{number}"] = await _call(asking, call, _arguments(asked))
+        new = await _aside(2 * moves.size, lambda: json.dumps(known).encode())
+        await moves.carry_out()
     return portal + b"\0" + name + b"\0" + _write_bind([*formats, 0], [*values, new]) + after
 
 
@@ -241,36 +296,28 @@ def _parameters(text: str) -> list[int]:
     return [int(token.value[1:]) for token in tokenize(text) if _is_parameter(token)]
 
 
-def _renumbered(text: str, numbers: dict[int, int]) -> str:
-    edits = [
-        (token.start, token.end, f"${numbers[int(token.value[1:])]}")
-        for token in tokenize(text)
-        if _is_parameter(token)
-    ]
-    return slot_sql.edited(text, edits)
+def _renumbered(text: str) -> tuple[str, list[int]]:
+    """Return a text with its parameters numbered from 1 on, and their numbers before."""
+    tokens = [token for token in tokenize(text) if _is_parameter(token)]
+    used = sorted({int(token.value[1:]) for token in tokens})
+    numbers = {one: at for at, one in enumerate(used, 1)}
+    edits = [(token.start, token.end, f"${numbers[int(token.value[1:])]}") for token in tokens]
+    return slot_sql.edited(text, edits), used
 
 
-async def _call_in_batch(session: Session, call: Call, asked: Sequence[Sequence[str | None]]) -> list[dict[str, Any]]:
-    session.in_batch = True
-    try:
-        return await _call(session, call, [json.loads(row[0] or "null") for row in asked])
-    finally:
-        session.in_batch = False
-
-
-def _literal_edit(session: Session, view: View) -> tuple[int, int, str]:
-    version = session.service.feed.server.version
-    return slot_sql.view_edit(view, slot_sql.literal(_rows(session, view.name)), version)
+def _arguments(asked: Sequence[Sequence[str | None]]) -> list[Any]:
+    return [json.loads(row[0] or "null") for row in asked]
 
 
 # Functions
 
 
-async def _call(session: Session, call: Call, asked: Sequence[Any]) -> list[dict[str, Any]]:
+async def _call(asking: _Asking, call: Call, asked: Sequence[Any]) -> list[dict[str, Any]]:
     """Do what a call asks for, once for each of the statement's rows; return the results (see slot_sql.call_edit).
 
     `asked`: the arguments of each row.
     """
+    session = asking.session
     of_statistics = call.name.startswith("pg_stat_")
     if not of_statistics:
         ((may, database_oid),) = await session.query(_MAY)
@@ -282,8 +329,15 @@ async def _call(session: Session, call: Call, asked: Sequence[Any]) -> list[dict
         session.database_oid = int(database_oid or 0)
     results: list[dict[str, Any]] = []
     for arguments in asked:
+        key = call.row_key(arguments)
+        if session.client_encoding != "UTF8" and not all(one is None or str(one).isascii() for one in key):
+            # They go back to the server as JSON, which is read as UTF-8 here.
+            raise FeatureNotSupported(
+                f"arguments of {call.name} that differ from row to row must be ASCII here",
+                hint="Set client_encoding to UTF8.",
+            )
         if call.name in slot_changes.FUNCTIONS:
-            rows = await slot_changes.changes(session, call.name, arguments)
+            rows = await slot_changes.changes(session, call.name, arguments, asking.moves)
         elif of_statistics:
             rows = await _of_statistics(session, call.name, arguments[0])
         elif any(one is None for one in arguments[: call.signature.required]):
@@ -291,7 +345,7 @@ async def _call(session: Session, call: Call, asked: Sequence[Any]) -> list[dict
         else:
             values = await _carry_out(session, call.name, arguments)
             rows = [dict(zip((name for name, _ in call.signature.columns), values, strict=False))]
-        results += [{"k": call.row_key(arguments), **row} for row in rows]
+        results += [{"k": key, **row} for row in rows]
     return results
 
 
@@ -340,7 +394,7 @@ async def _of_statistics(session: Session, name: str, slot_name: str | None) -> 
 async def _copy(
     session: Session, name: str, target: str, temporary: bool | None, plugin: str | None
 ) -> tuple[str, str]:
-    """Copy a slot (slotfuncs.c: copy_replication_slot)."""
+    """Copy a slot, but for two_phase and failover (slotfuncs.c: copy_replication_slot)."""
     store = session.service.slots
     source = store.get(name)
     store.check_new(target)
@@ -357,8 +411,6 @@ async def _copy(
         source.confirmed_flush_lsn,
         source.database_oid,
         temporary=is_temporary,
-        two_phase=source.two_phase,
-        two_phase_at=source.two_phase_at,
         active_pid=session.pid if is_temporary else None,
         owner=session if is_temporary else None,
     )
@@ -392,16 +444,6 @@ async def _advance(session: Session, name: str, text: str) -> Lsn:
         store.free(slot)
 
 
-def _rows(session: Session, view: str | None) -> list[dict[str, Any]]:
-    if view is None:
-        return []
-    if view in {"pg_replication_slots", "pg_get_replication_slots"}:
-        return [slot_row(session.service, slot) for slot in session.service.slots if _is_visible(session, slot)]
-    if view == "pg_stat_replication":
-        return [_stream_row(one, one.stream.row()) for one in session.service.sessions if one.stream is not None]
-    return [_statistics(slot) for slot in session.service.slots if _is_visible(session, slot)]
-
-
 def _statistics(slot: Slot) -> dict[str, Any]:
     """Return a slot's row of pg_stat_replication_slots."""
     return {"slot_name": slot.name, **asdict(slot.statistics), "stats_reset": _time(slot.stats_reset)}
@@ -411,8 +453,24 @@ def _time(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _stream_row(session: Session, row: dict[str, Any]) -> dict[str, Any]:
-    return {"usesysid": session.user_oid, "client_port": session.port, **row}
+async def _stream_rows(session: Session) -> list[dict[str, Any]]:
+    """Return the streams' rows of pg_stat_replication, each with what the session's role may see.
+
+    As pg_stat_get_activity and pg_stat_get_wal_senders do (HAS_PGSTAT_PERMISSIONS, ROLE_PG_READ_ALL_STATS).
+    """
+    streaming = [(one, one.stream) for one in session.service.sessions if one.stream is not None]
+    if not streaming:
+        return []
+    ((all_of_them, roles),) = await session.query(_MAY_SEE)
+    own = set((roles or "").split(","))
+    rows: list[dict[str, Any]] = []
+    for one, stream in streaming:
+        row = {"usesysid": one.user_oid, "client_port": one.port, **stream.row()}
+        if all_of_them != "t":
+            seen = _SEEN_BY_ALL | (_SEEN_OF_OWN if str(one.user_oid) in own else set())
+            row = {name: value for name, value in row.items() if name in seen}
+        rows.append(row)
+    return rows
 
 
 def _is_visible(session: Session, slot: Slot) -> bool:

@@ -125,6 +125,22 @@ def test_calls_that_cannot_be_carried_out_are_refused(sql: str, sqlstate: str) -
     assert caught.value.sqlstate == sqlstate
 
 
+def test_what_one_statement_can_ask_is_bounded() -> None:
+    """Each view and call takes work, and the text of what it shows."""
+    for piece in ("pg_replication_slots t{}", "pg_drop_replication_slot('s{}')"):
+        few = ", ".join(piece.format(number) for number in range(30))
+        views, calls = slot_sql.find(f"SELECT 1 FROM {few}")
+        assert len(views) + len(calls) == 30
+        with pytest.raises(PubsubError) as caught:
+            slot_sql.find(f"SELECT 1 FROM {few}, {piece.format(30)}, {piece.format(31)}")
+        assert caught.value.sqlstate == "54000"
+    # A call in a call in a call is not read once more for each of them.
+    depth = 200
+    with pytest.raises(PubsubError, match="cannot call pg_drop_replication_slot here"):
+        slot_sql.find("SELECT " + "pg_drop_replication_slot(" * depth + "'s'" + ")" * depth)
+    assert slot_sql.find("SELECT " + "pg_drop_replication_slot(" * 1000) == ([], [])
+
+
 def test_statements_are_told_apart() -> None:
     text = "SELECT ';'; -- one;\nSELECT $$;$$;  "
     assert [text[start:end] for start, end in slot_sql.statements(text)] == ["SELECT ';';", " -- one;\nSELECT $$;$$;  "]
