@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -140,6 +141,39 @@ def test_a_subscription_with_passwords_held_here(held: Publish, upstream: Embedd
         wait_until(lambda: subscriber.query("SELECT id FROM t ORDER BY 1") == [(1,), (2,)], "it follows")
         subscriber.execute("DROP SUBSCRIPTION s")
     upstream.execute("TRUNCATE t")
+
+
+def _own_address() -> str:
+    """An address of this machine's that is no loopback one."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            pytest.skip("the machine has no address of its own")
+        return str(probe.getsockname()[0])
+
+
+@pytest.mark.full
+def test_trust_at_the_upstream_server_is_for_this_host_s_clients(
+    publisher: EmbeddedPostgres, certificate: tuple[str, str], tmp_path: Path
+) -> None:
+    address = _own_address()
+    cert, key = certificate
+    publish = Publish(tmp_path / "node", publisher.conninfo(), host="0.0.0.0")
+    try:
+        assert publish.query("SELECT 1") == [(1,)]
+        for parameters in ({}, {"replication": "database"}, {"replication": "true"}):
+            assert "in without asking for anything" in refusal(publish.conninfo(host=address, **parameters))
+    finally:
+        assert publish.terminate() == 0, publish.tail()
+    options = ("--allow-trust", "--require-tls", "--cert", cert, "--key", key)
+    publish = Publish(tmp_path / "node", publisher.conninfo(), *options, host="0.0.0.0")
+    try:
+        for host in ("127.0.0.1", address):
+            assert publish.query("SELECT 1", host=host, sslmode="require") == [(1,)]
+            assert "no pg_hba.conf entry for host" in refusal(publish.conninfo(host=host, sslmode="disable"))
+    finally:
+        assert publish.terminate() == 0, publish.tail()
 
 
 def sleeps(watcher: psycopg.Connection[Any], pid: int) -> None:

@@ -24,15 +24,18 @@ from tests.support.replica import PATIENCE, Replica, RunningNode, wait_until
 class Publish:
     """The command, in front of the server at `upstream`, with its directory in `home`; started when it is made.
 
-    `faults`: a directory of fault points (pubsub/faults.py).
+    `faults`: a directory of fault points (pubsub/faults.py); `host`: the address that it listens on.
     """
 
-    def __init__(self, home: Path, upstream: str, *options: str, faults: Path | None = None) -> None:
+    def __init__(
+        self, home: Path, upstream: str, *options: str, faults: Path | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self._port = Port.reserve()
         self.port = self._port.number
         self.home = home
         self.upstream = upstream
         self._options = options
+        self._host = host
         self._log = home.with_suffix(".log")
         self._environment = {**os.environ, VARIABLE: str(faults)} if faults is not None else None
         self._process: subprocess.Popen[bytes]
@@ -42,7 +45,7 @@ class Publish:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         command = [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "publish"]
-        command += ["--upstream", self.upstream, "--listen", f"127.0.0.1:{self.port}", *self._options]
+        command += ["--upstream", self.upstream, "--listen", f"{self._host}:{self.port}", *self._options]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stderr=log, env=self._environment)
         wait_until(self._listens, "pubsub publish listens")
