@@ -82,22 +82,9 @@ _MENTIONS: Final = re.compile("|".join({"pg_get_replication_slots", *VIEWS, *FUN
 _BEFORE_RELATION: Final = {"from", "join", "only", "table", ",", "lateral"}
 # What can follow a relation that has no alias.
 _NO_ALIAS: Final = {
-    *(
-        "where",
-        "join",
-        "inner",
-        "left",
-        "right",
-        "full",
-        "cross",
-        "natural",
-        "on",
-        "using",
-        "group",
-        "having",
-        "window",
-    ),
-    *("order", "limit", "offset", "fetch", "for", "union", "intersect", "except", "tablesample", "returning", "with"),
+    *("where", "join", "inner", "left", "right", "full", "cross", "natural", "on", "using", "group", "having"),
+    *("window", "order", "limit", "offset", "fetch", "for", "union", "intersect", "except", "tablesample", "returning"),
+    "with",
 }
 
 
@@ -294,6 +281,8 @@ class _Tree:
 
     relations: frozenset[int]
     calls: Mapping[int, Any]
+    selects: dict[int, str]
+    """See _rows_of."""
 
 
 def _parsed(text: str) -> _Tree | None:
@@ -317,7 +306,7 @@ def _parsed(text: str) -> _Tree | None:
                     relations.add(node.this.meta["start"])
             elif isinstance(node, exp.Anonymous) and "start" in node.meta:
                 calls[node.meta["start"]] = node
-    return _Tree(frozenset(relations), calls)
+    return _Tree(frozenset(relations), calls, {})
 
 
 def _is_common(node: exp.Expression, name: str) -> bool:
@@ -346,7 +335,7 @@ def _call(
     arguments = _arguments(text, tokens, number, end, FUNCTIONS[name])
     node = tree.calls[tokens[number].start] if tree is not None else None
     is_relation = before in _BEFORE_RELATION - {","} if node is None else _stands_as_relation(node)
-    rows = None if is_relation else _rows_of(node, name)
+    rows = None if is_relation else _rows_of(node, name, tree.selects if tree is not None else {})
     if is_relation and node is not None and _names_columns(node):
         raise FeatureNotSupported(f"{name} cannot take its arguments from other relations of FROM here")
     selected = None
@@ -409,8 +398,11 @@ def _may_name_columns(text: str) -> bool:
         return True
 
 
-def _rows_of(node: Any, name: str) -> str:
-    """Return the part of the query after its columns, as text: from which rows a call among the columns is made."""
+def _rows_of(node: Any, name: str, made: dict[int, str]) -> str:
+    """Return the part of the query after its columns, as text: from which rows a call among the columns is made.
+
+    `made`: what was returned for other calls, by the SELECT's `id`.
+    """
     from sqlglot import exp
 
     from pubsub.sql.dialect import PubsubDialect
@@ -427,13 +419,15 @@ def _rows_of(node: Any, name: str) -> str:
         raise FeatureNotSupported(f"{name} is supported among the columns of a query, and in FROM")
     if any(select.args.get(part) for part in ("group", "having", "distinct")):
         raise FeatureNotSupported(f"{name} is not supported in a query with GROUP BY, HAVING or DISTINCT here")
-    copy = select.copy()
-    copy.set("expressions", [exp.Null()])
-    copy.set("with_", None)
     if select.args.get("with_") is not None:
         raise FeatureNotSupported(f"{name} is not supported among the columns of a query with WITH here")
-    generated = copy.sql(dialect=PubsubDialect)
-    return str(generated.removeprefix("SELECT NULL").strip())
+    if id(select) not in made:
+        columns, select.args["expressions"] = select.args["expressions"], []
+        copy = select.copy()
+        select.args["expressions"] = columns
+        copy.set("expressions", [exp.Null()])
+        made[id(select)] = copy.sql(dialect=PubsubDialect).removeprefix("SELECT NULL").strip()
+    return made[id(select)]
 
 
 def _arguments(

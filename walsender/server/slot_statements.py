@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -52,8 +53,12 @@ _SEEN_OF_OWN: Final = {"client_addr", "client_port", "backend_start"}
 _JSONB: Final = 3802
 _NO_TYPES: Final = bytes(2)
 _NO_VALUES: Final = bytes(4)
-_QUICK: Final = 16 << 10
-"""Bytes of text that are looked at, or put together, at once; more in a thread."""
+_QUICK: Final = 1 << 10
+"""Characters of a text that is looked at in the event loop: about 20 ms; 256 kB take seconds."""
+_SHORT: Final = 256 << 10
+"""Bytes that are put together in the event loop."""
+_THREAD: Final = ThreadPoolExecutor(1, "slots")
+"""Longer ones have a thread of their own, one after the other: whoever sends many keeps no other work waiting."""
 _OIDS: Final = {"name": 19, "pg_lsn": 3220, "int4": 23, "bool": 16, "text": 25, "text[]": 1009}
 
 _T = TypeVar("_T")
@@ -69,9 +74,9 @@ async def carry_out(session: Session, text: str) -> bool:
     """
     if not slot_sql.mentions(text):
         return False
-    pieces = [text[start:end] for start, end in await _aside(len(text), lambda: slot_sql.statements(text))]
+    pieces = [text[start:end] for start, end in await _looked(len(text), lambda: slot_sql.statements(text))]
     try:
-        found = await _aside(len(text), lambda: [slot_sql.find(piece) for piece in pieces])
+        found = await _looked(len(text), lambda: [slot_sql.find(piece) for piece in pieces])
     except PubsubError:
         if len(pieces) == 1:
             await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
@@ -92,15 +97,24 @@ async def carry_out(session: Session, text: str) -> bool:
                 results = await _call(asking, call, _arguments(asked))
                 edits.append(await asking.call_edit(call, results))
             parts.append(slot_sql.edited(piece, edits))
-        query = await _aside(sum(map(len, parts)), lambda: _encoded("".join(parts)) + b"\0")
+        query = await _put_together(sum(map(len, parts)), lambda: _encoded("".join(parts)) + b"\0")
         await moves.carry_out()
     await session.forward(b"Q", query)
     return True
 
 
-async def _aside(size: int, work: Callable[[], _T]) -> _T:
-    """Do work on a text of this size; on a large one in a thread, so that others are served meanwhile."""
-    return work() if size < _QUICK else await asyncio.to_thread(work)
+async def _looked(size: int, work: Callable[[], _T]) -> _T:
+    """Look at a text of this size; at a longer one in a thread, so that others are served meanwhile."""
+    return work() if size < _QUICK else await _aside(work)
+
+
+async def _put_together(size: int, work: Callable[[], _T]) -> _T:
+    """Put a text of this size together, a longer one in a thread."""
+    return work() if size < _SHORT else await _aside(work)
+
+
+async def _aside(work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
 def _encoded(text: str) -> bytes:
@@ -135,12 +149,12 @@ class _Asking:
         return [slot_sql.view_edit(view, literals[view.name], version) for view in views]
 
     async def with_views(self, text: str) -> str:
-        views, _ = await _aside(len(text), lambda: slot_sql.find(text))
+        views, _ = await _looked(len(text), lambda: slot_sql.find(text))
         return slot_sql.edited(text, await self.view_edits(views))
 
     async def call_edit(self, call: Call, results: list[dict[str, Any]]) -> tuple[int, int, str]:
         size = 2 * self.moves.size + 100 * len(results)
-        return await _aside(size, lambda: slot_sql.call_edit(call, slot_sql.literal(results)))
+        return await _put_together(size, lambda: slot_sql.call_edit(call, slot_sql.literal(results)))
 
 
 # Prepared statements
@@ -192,11 +206,11 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
     text = encoded.decode("utf-8", "surrogateescape")
     if not slot_sql.mentions(text):
         return body
-    views, calls = await _aside(len(text), lambda: slot_sql.find(text))
+    views, calls = await _looked(len(text), lambda: slot_sql.find(text))
     if not views and not calls:
         return body
     await session.exchange.analyze(encoded, types, in_batch=True)
-    if await _aside(len(text), lambda: slot_sql.is_utility(text)):
+    if await _looked(len(text), lambda: slot_sql.is_utility(text)):
         # It can be given no parameter, so it has what is known now.
         with session.batch(), closing(slot_changes.Moves(session)) as moves:
             asking = _Asking(session, moves)
@@ -208,7 +222,7 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
             await moves.carry_out()
         return name + b"\0" + _encoded(slot_sql.edited(text, edits)) + b"\0" + types
     given = [int.from_bytes(types[at : at + 4], "big") for at in range(2, len(types) - 3, 4)]
-    used = await _aside(len(text), lambda: max(_parameters(text), default=0))
+    used = await _looked(len(text), lambda: max(_parameters(text), default=0))
     oids = given + [0] * (used - len(given))
     for call in calls:
         # What is no more in the text gives its parameters no type.
@@ -247,11 +261,11 @@ async def _bind(session: Session, statement: _Statement, body: bytes) -> bytes:
         known: dict[str, Any] = {f"v{at}": rows[view.name] for at, view in enumerate(statement.views)}
         for number, call in enumerate(statement.calls):
             text = await asking.with_views(call.arguments_query())
-            text, used = await _aside(len(text), partial(_renumbered, text))
+            text, used = await _looked(len(text), partial(_renumbered, text))
             bound = _write_bind([formats[one - 1] for one in used], [values[one - 1] for one in used])
             asked = await session.exchange.ask_bound(text, [statement.types[one - 1] for one in used], bound)
             known[f"c{number}"] = await _call(asking, call, _arguments(asked))
-        new = await _aside(2 * moves.size, lambda: json.dumps(known).encode())
+        new = await _put_together(2 * moves.size, lambda: json.dumps(known).encode())
         await moves.carry_out()
     return portal + b"\0" + name + b"\0" + _write_bind([*formats, 0], [*values, new]) + after
 
