@@ -48,7 +48,7 @@ class Moves:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._acquired: list[Slot] = []
-        self._to: dict[str, tuple[int, int]] = {}
+        self._to: dict[Slot, tuple[int, int]] = {}
         self.size = 0
         """Bytes of the rows so far."""
 
@@ -61,17 +61,17 @@ class Moves:
 
     def position(self, slot: Slot) -> int:
         """Return where the next call of this query begins."""
-        return max(slot.confirmed_flush_lsn, self._to.get(slot.name, (0, 0))[0])
+        return max(slot.confirmed_flush_lsn, self._to.get(slot, (0, 0))[0])
 
     def add(self, slot: Slot, confirmed_flush_lsn: int, restart_lsn: int) -> None:
-        self._to[slot.name] = confirmed_flush_lsn, restart_lsn
+        self._to[slot] = confirmed_flush_lsn, restart_lsn
 
     def shown(self, slot: Slot, row: dict[str, Any]) -> dict[str, Any]:
         """Return a slot's row of pg_replication_slots as it is after this query's calls so far."""
         if slot in self._acquired:
             row |= {"active": slot.temporary, "active_pid": self._session.pid if slot.temporary else None}
-        if slot.name in self._to:
-            confirmed, restart = self._to[slot.name]
+        if slot in self._to:
+            confirmed, restart = self._to[slot]
             row |= {"confirmed_flush_lsn": str(Lsn(confirmed)), "restart_lsn": str(Lsn(max(slot.restart_lsn, restart)))}
         return row
 
@@ -79,7 +79,7 @@ class Moves:
         """Move the slots, durably: the rows' reader has no origin by which to skip them after a crash of this server."""
         old: list[tuple[Slot, int, int]] = []
         for slot in self._acquired:
-            confirmed, restart = self._to.get(slot.name, (0, 0))
+            confirmed, restart = self._to.get(slot, (0, 0))
             if confirmed > slot.confirmed_flush_lsn:
                 old.append((slot, slot.confirmed_flush_lsn, slot.restart_lsn))
                 slot.confirmed_flush_lsn, slot.restart_lsn = confirmed, max(slot.restart_lsn, restart)
@@ -160,7 +160,7 @@ async def _check_texts(session: Session, texts: Sequence[bytes]) -> None:
         unsure = unsure[number:]
         try:
             await session.query(
-                f"SELECT pg_catalog.count({_CONVERTED}) FROM pg_catalog.unnest('{{{array}}}'::text[]) x"
+                f"SELECT pg_catalog.count({_CONVERTED}) FROM pg_catalog.unnest('{{{array}}}'::pg_catalog.text[]) x"
             )
         except PubsubError as error:
             if error.sqlstate == _NO_TEXT:

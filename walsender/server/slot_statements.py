@@ -480,6 +480,7 @@ async def _stream_rows(session: Session) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for one, stream in streaming:
         row = {"usesysid": one.user_oid, "client_port": one.port, **stream.row()}
+        row["usename"] = _storable(row["usename"])
         if all_of_them != "t":
             seen = _SEEN_BY_ALL | (_SEEN_OF_OWN if str(one.user_oid) in own else set())
             row = {name: value for name, value in row.items() if name in seen}
@@ -489,6 +490,11 @@ async def _stream_rows(session: Session) -> list[dict[str, Any]]:
 
 def _is_visible(session: Session, slot: Slot) -> bool:
     return not slot.temporary or slot.owner is not None
+
+
+def _storable(text: str) -> str:
+    """Return a name without bytes that are no UTF-8: JSON with one of them is refused, and the view with it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\ufffd", "?")
 
 
 def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
@@ -502,7 +508,7 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
         "plugin": slot.plugin,
         "slot_type": "logical",
         "datoid": slot.database_oid or None,
-        "database": slot.database,
+        "database": _storable(slot.database),
         "temporary": slot.temporary,
         "active": slot.active_pid is not None,
         "active_pid": slot.active_pid,

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from walsender.server import commands
+from walsender.server import commands, slot_statements
+from walsender.slots.slot import Slot
 
 
 class Commits:
@@ -56,3 +57,19 @@ async def test_wal_that_goes_while_the_snapshot_is_exported() -> None:
     assert found == (9000, 200, "snapshot 2")
     assert asked == ["BEGIN", "SELECT", "export", "ROLLBACK", "BEGIN", "SELECT", "export"]
     assert (session.exported, exchange.status, feed.waited) == (True, b"I", 1)
+
+
+async def test_names_that_are_no_utf_8_break_no_view() -> None:
+    """One client's name would keep everybody from looking: the upstream server takes no lone surrogates."""
+    feed = SimpleNamespace(received=0, oldest=0)
+    service: Any = SimpleNamespace(feed=feed, options=SimpleNamespace(keep_size=None), sessions=[])
+    row = slot_statements.slot_row(service, Slot("s", "pgoutput", "caf\udce9", 1, 1))
+    stream = SimpleNamespace(row=lambda: {"usename": "me\udcff"})
+    service.sessions = [SimpleNamespace(stream=stream, user_oid=1, port=1)]
+
+    async def query(_sql: str) -> list[list[str | None]]:
+        return [["t", None]]
+
+    session: Any = SimpleNamespace(service=service, query=query)
+    (shown,) = await slot_statements._stream_rows(session)
+    assert (row["database"], shown["usename"]) == ("caf?", "me?")
