@@ -77,7 +77,7 @@ FUNCTIONS: Final[Mapping[str, Signature]] = {
     "pg_logical_slot_peek_binary_changes": _changes("bytea"),
 }
 _MOST: Final = 30
-"""Views and calls in one statement: each is looked at by itself, and takes the text of what it shows."""
+"""Views and calls in one query: each is looked at by itself, and takes the text of what it shows."""
 _MENTIONS: Final = re.compile("|".join({"pg_get_replication_slots", *VIEWS, *FUNCTIONS}), re.IGNORECASE)
 _BEFORE_RELATION: Final = {"from", "join", "only", "table", ",", "lateral"}
 # What can follow a relation that has no alias.
@@ -220,6 +220,12 @@ def statements(text: str) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
+def check_number(places: int) -> None:
+    """Raise ProgramLimitExceeded for more views and calls than one query can have."""
+    if places > _MOST:
+        raise ProgramLimitExceeded(f"a query can name slots' views and functions {_MOST} times at most here")
+
+
 def find(text: str) -> tuple[list[View], list[Call]]:
     """Return the views and calls in one statement, in order; none if the text is no SQL, which the server then says.
 
@@ -238,8 +244,7 @@ def find(text: str) -> tuple[list[View], list[Call]]:
     calls: list[Call] = []
     closings = _closings(tokens)
     for number, token in enumerate(tokens):
-        if len(views) + len(calls) > _MOST:
-            raise ProgramLimitExceeded(f"a statement can name slots' views and functions {_MOST} times at most here")
+        check_number(len(views) + len(calls))
         if token.kind not in {Kind.WORD, Kind.NAME}:
             continue
         first = _qualified(tokens, number)

@@ -81,8 +81,10 @@ async def carry_out(session: Session, text: str) -> bool:
         if len(pieces) == 1:
             await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
         raise
-    if not any(views or calls for views, calls in found):
+    places = sum(len(views) + len(calls) for views, calls in found)
+    if not places:
         return False
+    slot_sql.check_number(places)
     await session.exchange.idle()
     with session.working(), closing(slot_changes.Moves(session)) as moves:
         if len(pieces) == 1:

@@ -216,3 +216,14 @@ async def test_an_application_s_name_is_shown_in_ascii() -> None:
         parameters={"application_name": "ü\udcff\tx"},
     )
     assert Session(service, client).application_name == "\\xc3\\xbc\\xff\\x09x"
+
+
+async def test_a_query_of_many_statements_about_slots_is_refused() -> None:
+    """Each would take the text of all slots."""
+    upstream = Upstream(b"")
+    async with begun(upstream) as (reader, writer):
+        writer.write(m.message(b"Q", b"SELECT 1 FROM pg_replication_slots;" * 31 + b"\0"))
+        kind, body = await m.read_message(reader)
+        assert (kind, m.read_error(body).sqlstate) == (b"E", "54000")
+        assert await m.read_message(reader) == (b"Z", b"I")
+        assert upstream.got.empty()
