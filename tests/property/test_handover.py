@@ -125,6 +125,7 @@ async def history(seed: int, events: list[Any]) -> World:
         await chance.step()
         return SimpleNamespace(
             definition=SimpleNamespace(estimated_rows=1, pages=100, columns=(), attributes=0, storage=0),
+            choice=None,
             target=world.delta.targets[TABLES[oid].name],
             source=Source(oid, Lsn(int(snapshot or 0)), chance.random.choice([0, choose_copier.LEAST_JOB_BYTES])),
             conditions=SimpleNamespace(fingerprint="f", obstacle=lambda _, kept: None if kept else "nothing is kept"),
