@@ -208,6 +208,12 @@ class SubscriptionRel:
         return "history" if "history" in json.loads(self.definition) else "mirror"
 
     @property
+    def closed(self) -> bool:
+        """Whether columns may be left out of its Delta table, and those that are added later are."""
+        known = json.loads(json.loads(self.definition or "{}").get("attributes") or "{}")
+        return known.get("left_out") is not None
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The published columns that its Delta table does not get."""
         known = json.loads(json.loads(self.definition or "{}").get("attributes") or "{}")

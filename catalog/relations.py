@@ -191,10 +191,13 @@ async def store_state(
         await _forget_incidents(connection, subid, relid)
 
 
-async def copy_relation_again(connection: AsyncConnection, subid: int, relid: int) -> None:
-    """Have a table copied again, within the caller's transaction; its slot has been dropped."""
+async def copy_relation_again(
+    connection: AsyncConnection, subid: int, relid: int, definition: str | None = None
+) -> None:
+    """Have a table copied again, within the caller's transaction, by this definition; its slot has been dropped."""
     await store_state(connection, subid, relid, RelState.INIT)
-    await connection.execute(update(_T).where(_here(subid, relid)).values(sync_slot=None))
+    given = {} if definition is None else {"definition": definition}
+    await connection.execute(update(_T).where(_here(subid, relid)).values(sync_slot=None, **given))
 
 
 async def delete_relations(connection: AsyncConnection, subid: int, relids: Iterable[int]) -> None:

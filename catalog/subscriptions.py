@@ -104,19 +104,20 @@ class Subscriptions(Database):
             await change_sequences(connection, oid, *sequences)
 
     async def copy_again(
-        self, oid: int, relations: Mapping[int, NewRelation | None], publisher: tuple[str, int] | None
+        self, oid: int, relations: Mapping[int, NewRelation | str | None], publisher: tuple[str, int] | None
     ) -> None:
         """Have tables copied again, in one transaction; their slots have been dropped.
 
-        `relations` has for each table's oid what takes its place, None if it stays.  `publisher` is given when the
+        `relations` has for each table's oid what takes its place, or, if it stays, its definition (None: as before).
+        `publisher` is given when the
         stream begins anew: the system identifier and timeline to follow from now on.  The origin is then unset, since
         the stream may begin anywhere: no table holds anything of it.  Raises UndefinedObject.
         """
         async with self._write(bump=True) as connection:
             for relid, now in relations.items():
-                if now is None:
-                    await copy_relation_again(connection, oid, relid)
-            replaced = {relid: now for relid, now in relations.items() if now is not None}
+                if not isinstance(now, NewRelation):
+                    await copy_relation_again(connection, oid, relid, now)
+            replaced = {relid: now for relid, now in relations.items() if isinstance(now, NewRelation)}
             await delete_relations(connection, oid, replaced)
             await insert_relations(connection, oid, list(replaced.values()))
             if publisher is not None:

@@ -356,22 +356,16 @@ async def resync(
             # Read again: the workers have ended and no longer change the states.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
+            again: dict[int, NewRelation | str | None] = {}
             for relation in wanted:
-                here = held.get(relation.relid)
-                if lets_columns_in and here is not None and here.definition is not None:
-                    await catalog.set_relation_definition(oid, here.relid, asking(here.definition))
-            again: dict[int, NewRelation | None] = {}
-            for relation in wanted:
-                now = oids[relation.schema, relation.name]
-                made_anew = now != relation.relid
-                again[relation.relid] = None
-                if made_anew:
-                    before = held[relation.relid].definition if relation.relid in held else None
+                now, here = oids[relation.schema, relation.name], held.get(relation.relid)
+                before = None
+                if here is not None and here.closed and here.definition is not None:
+                    before = asking(here.definition) if lets_columns_in else here.definition
+                again[relation.relid] = before
+                if now != relation.relid:
                     if before is not None:
-                        before = of_table_made_anew(
-                            asking(before) if lets_columns_in else before,
-                            await definitions.table_definition(connection, now),
-                        )
+                        before = of_table_made_anew(before, await definitions.table_definition(connection, now))
                     again[relation.relid] = NewRelation(
                         now, relation.schema, relation.name, relation.path, definition=before
                     )

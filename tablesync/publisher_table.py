@@ -116,7 +116,7 @@ class PublisherTable:
             choices = TypeChoices.parse(self._subscription.options.types)
             options = self._subscription.options
             choice = choose(options, definition, found.attnames, relation.definition)
-            mode = options.layouts.of(definition.schema, definition.name).mode
+            mode = options.layouts.mode_of(definition.schema, definition.name)
             target = target_table(definition, found.attnames, relation.path, choices, choice, mode)
             return Seen(found, definition, target, choice)
 

@@ -161,15 +161,15 @@ def of_definition(
     since: Lsn,
     left_out: Sequence[LeftOut] | None = None,
     rule: tuple[str, str] | None = None,
+    listed: Collection[str] | None = None,
 ) -> Attributes:
     """Return the attributes of a table that is being copied or is first seen.
 
-    `names` are its replicated columns; `left_out` and `rule` as in Attributes.
+    `names` are its replicated columns; `left_out` and `rule` as in Attributes.  `listed`: all published columns (None: `names`).
     """
-    numbers = {one.number for one in left_out or ()}
-    published = [column for column in definition.columns if column.name in names or column.attnum in numbers]
+    published = [column for column in definition.columns if column.name in (names if listed is None else listed)]
     shape = (shape_of_columns(published), tuple(column.attnum for column in published))
-    columns = [column for column in published if column.attnum not in numbers]
+    columns = [column for column in definition.columns if column.name in names]
     found = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin) for c in columns)
     return Attributes(
         app_id,
@@ -225,6 +225,12 @@ def identify(
         for place, (name, _, _) in enumerate(shape)
         if place not in found and name in before and before[name] not in alive
     }
+    if known.left_out is not None:
+        # A column that is left out may have had the name of one that the table gets: both are gone now.
+        lost = ({one.number for one in known.left_out} | set(range(known.count + 1, count + 1))) - alive
+        replicated = known.by_number
+        if any(n in replicated and any(_in_order(at, other, found) for other in lost) for at, n in gone.items()):
+            return None
     dead = _fill_gaps(len(shape), found, gone, known, alive, count)
     for column in open_columns:
         if column.attnum in found.values():

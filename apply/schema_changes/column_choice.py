@@ -9,20 +9,23 @@ out; names are looked at anew if the options have other texts by then.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, read
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
-from pubsub.sql.layouts import Layout
 from pubsub.sql.options import SubscriptionOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a copy gives a table.  `left_out`, `rule`: see Attributes; `left_out` None: the table is open, and gets all columns."""
+    """What a copy gives a table.  `left_out`, `rule`: see Attributes; `left_out` None: the table is open, and gets all columns.
+
+    `listed`: the names of all published columns.
+    """
 
     columns: tuple[ColumnDefinition, ...]
+    listed: frozenset[str]
     left_out: tuple[LeftOut, ...] | None = None
     rule: tuple[str, str] | None = None
 
@@ -41,41 +44,43 @@ def choose(
     UndefinedObject for an option that names a column of this very table which is not there, if names are looked at.
     """
     layouts = options.layouts
-    layout = layouts.of(definition.schema, definition.name)
+    layout = layouts.choice_of(definition.schema, definition.name)
     rule = (options.columns, options.exclude)
     published = definition.published(attnames)
     before = read(json.loads(held or "{}").get("attributes"))
-    if before is None or before.left_out is None:
-        if not layout.is_closed:
-            return Choice(tuple(published))
+    earlier = {} if before is None else {one.number: one.named for one in before.left_out or ()}
+
+    def divided(out: Callable[[ColumnDefinition], bool], decided: tuple[str, str] | None) -> Choice:
+        """Leave out these columns, and those of before that are not published now: they may be again, under another name."""
+        there = {column.attnum for column in published}
+        gone = [c for c in definition.columns if (out(c) if c.attnum in there else c.attnum in earlier)]
+        left_out = tuple(
+            LeftOut(c.attnum, c.name, earlier.get(c.attnum, False) or layout.leaves_out(c.name)) for c in gone
+        )
+        numbers = {column.attnum for column in gone}
+        columns = tuple(column for column in published if column.attnum not in numbers)
+        return Choice(columns, frozenset(column.name for column in published), left_out, decided)
+
+    def by_names() -> Choice:
         layouts.require_columns(definition.schema, definition.name, [column.name for column in published])
-        return _divided(published, rule, [layout.leaves_out(c.name) for c in published], _named(layout, published))
+        earlier.clear()
+        return divided(lambda column: layout.leaves_out(column.name), rule)
+
+    everything = Choice(tuple(published), frozenset(column.name for column in published))
+    if before is None or before.left_out is None:
+        return by_names() if layout.is_closed else everything
+    known = before.by_number
     same = before.rule == rule
-    named = _named(layout, published) | {one.number for one in before.left_out if one.named}
     if not before.asked:
-        known = before.by_number
-        out = [c.attnum not in known or (not same and layout.leaves_out(c.name)) for c in published]
-        return _divided(published, rule if same else before.rule, out, named)
+        # With other options, names are looked at when RESYNC TABLE is given.
+        return divided(
+            lambda c: c.attnum not in known or (not same and layout.leaves_out(c.name)), rule if same else None
+        )
     if same:
-        kept = {one.number for one in before.left_out if one.named}
-        out = [c.attnum in kept or (c.attnum not in before.by_number and layout.leaves_out(c.name)) for c in published]
-        return _divided(published, rule, out, named)
-    if not layout.is_closed:
-        return Choice(tuple(published))
-    layouts.require_columns(definition.schema, definition.name, [column.name for column in published])
-    return _divided(published, rule, [layout.leaves_out(c.name) for c in published], _named(layout, published))
-
-
-def _named(layout: Layout, published: Sequence[ColumnDefinition]) -> set[int]:
-    return {column.attnum for column in published if layout.leaves_out(column.name)}
-
-
-def _divided(
-    published: Sequence[ColumnDefinition], rule: tuple[str, str] | None, out: Sequence[bool], named: set[int]
-) -> Choice:
-    pairs = list(zip(published, out, strict=True))
-    left_out = tuple(LeftOut(column.attnum, column.name, column.attnum in named) for column, gone in pairs if gone)
-    return Choice(tuple(column for column, gone in pairs if not gone), left_out, rule)
+        return divided(
+            lambda c: earlier.get(c.attnum, False) or (c.attnum not in known and layout.leaves_out(c.name)), rule
+        )
+    return by_names() if layout.is_closed else everything
 
 
 def asking(definition: str) -> str:

@@ -227,7 +227,7 @@ class Follower:
             described,
             keep=self._keep,
             choices=self._choices,
-            layout=self._layouts.of(message.namespace, message.name),
+            layout=self._layouts.choice_of(message.namespace, message.name),
         )
 
     async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
@@ -268,7 +268,7 @@ class Follower:
             older = transaction.end_lsn < known.since
             numbers = attrs.identify(shape, known, live, count, transaction.xid, older=older)
             held = known.known(shape)
-            if numbers is None and held is None:
+            if numbers is None and (held is None or known.left_out is not None):
                 raise CopyAgain(table.relid, table.target.relation, "which column is which cannot be told")
             if held is not None and numbers is not None and not _agree(held, numbers):
                 raise CopyAgain(
@@ -290,7 +290,7 @@ class Follower:
                     await until_committed()
                     await self._alter(table, change.alteration, after, version(table.relid))
                 else:
-                    table.attributes = after
+                    _know(table, after)
                     if (after.storage, after.count, after.left_out) != (known.storage, known.count, known.left_out):
                         await self._store(table)
                 _tell_left_out(table.target.relation, known, after)
@@ -318,7 +318,7 @@ class Follower:
         if change.alteration is not None:
             await self._alter(table, change.alteration, after, version)
         else:
-            table.attributes = after
+            _know(table, after)
             await self._store(table)
         _tell_left_out(table.target.relation, known, after)
         self._read(table, [])
@@ -330,7 +330,7 @@ class Follower:
         table.target = await in_thread(
             partial(alter.alter, self._transactions, before, change, {attrs.PROPERTY: after.as_json()}, record)
         )
-        table.attributes = after
+        _know(table, after)
         await faults.reached(f"altered {before.relation}")
         await self._store(table)
         logger.info(
@@ -396,6 +396,11 @@ def value(text: str | None, kind: pa.DataType) -> pa.Scalar:
     if text is None:
         return pa.scalar(None, kind)
     return from_text(pa.array([text.encode()], pa.binary()), kind)[0]
+
+
+def _know(table: Columns, attributes: Attributes) -> None:
+    table.attributes = attributes
+    table.target = replace(table.target, closed=attributes.left_out is not None)
 
 
 def _tell_left_out(relation: str, before: Attributes, after: Attributes) -> None:

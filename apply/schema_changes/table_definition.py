@@ -137,5 +137,6 @@ def described(
     table: TargetTable, definition: TableDefinition, app_id: str, since: Lsn, choice: Choice | None
 ) -> Attributes:
     """Return the attributes of a table as the publisher's catalog has it at `since`."""
-    left_out, rule = (None, None) if choice is None else (choice.left_out, choice.rule)
-    return of_definition(definition, table.schema.names, app_id, since, left_out, rule)
+    if choice is None or choice.left_out is None:
+        return of_definition(definition, table.schema.names, app_id, since)
+    return of_definition(definition, [*choice.names], app_id, since, choice.left_out, choice.rule, choice.listed)

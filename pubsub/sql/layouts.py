@@ -20,7 +20,7 @@ not affect existing tables.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
@@ -126,6 +126,14 @@ class Layouts:
         columns = next((self.columns[one] for one in patterns if one in self.columns), ())
         exclude = frozenset(name for one in patterns for name in self.exclude.get(one, ()))
         return Layout(partition_by, cluster_by, properties, mode, columns, exclude)
+
+    def choice_of(self, schema: str, table: str) -> Layout:
+        """Return what columns and exclude say of a table."""
+        return replace(self, partition_by={}, cluster_by={}, properties={}, modes={}).of(schema, table)
+
+    def mode_of(self, schema: str, table: str) -> Mode:
+        """Return a table's mode."""
+        return replace(self, partition_by={}, cluster_by={}).of(schema, table).mode
 
     def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
         """Raise UndefinedObject if columns or exclude name columns of this very table that are not published."""

@@ -132,3 +132,15 @@ def test_a_column_that_is_left_out_is_known_while_messages_are_identified() -> N
     assert identify(
         tuple((name, INT, -1) for name in ("id", "name", "ssn", "note")), before, live("1 id, 2 name, 4 note"), 4, NOW
     ) == (1, 2, 3, 4)
+
+
+def test_a_column_that_is_left_out_under_the_name_of_one_that_is_gone() -> None:
+    """Both are dropped by now: nothing tells which of them the message has."""
+    before = replace(known("1 id, 2 name", 3), left_out=(LeftOut(3, "ssn", True),))
+    shape = (("id", INT, -1), ("name", INT, -1))
+    assert identify(shape, before, live("1 id"), 3, NOW) is None
+    assert identify(shape, replace(before, left_out=None), live("1 id"), 3, NOW) == (1, 2), (
+        "a table that gets all columns"
+    )
+    shape = (*shape, ("ssn", INT, -1))
+    assert identify(shape, before, live("1 id, 3 ssn"), 3, NOW) == (1, 2, 3)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from apply.schema_changes.attributes import read
@@ -88,6 +89,41 @@ def test_other_options_hold_when_somebody_asks() -> None:
     open_table = definition(SubscriptionOptions())
     assert asking(open_table) == open_table
     assert numbers(choose(EXCLUDE, USERS, None, open_table)) == [1, 2]
+
+
+def test_a_column_that_is_not_published_for_a_while_stays_left_out() -> None:
+    held = definition(EXCLUDE)
+    listed = choose(EXCLUDE, USERS, ["id", "name"], held)
+    again = described_json(target_table(USERS, ["id", "name"], "/t", choice=listed), USERS, choice=listed)
+    said = read(json.loads(again)["attributes"])
+    assert said is not None
+    assert said.shapes[0][1] == (1, 2), "messages have published columns alone"
+    now = table((1, "id"), (2, "name"), (3, "social"))
+    assert numbers(choose(EXCLUDE, now, None, again)) == [1, 2]
+    assert numbers(choose(EXCLUDE, now, None, asking(again))) == [1, 2]
+
+
+def test_options_that_come_and_go_are_looked_at_when_somebody_asks() -> None:
+    held = definition(EXCLUDE)
+    more = SubscriptionOptions(exclude="s.t (ssn, name)")
+    copied = definition(more, USERS, held)
+    assert numbers(choose(more, USERS, None, held)) == [1]
+    assert numbers(choose(EXCLUDE, USERS, None, asking(copied))) == [1, 2]
+
+
+def test_a_history_keeps_columns_that_it_does_not_get() -> None:
+    """Its Delta table has them from before; their numbers are not among those that it gets."""
+    choice = choose(EXCLUDE, USERS, ["id", "name"], definition(EXCLUDE))
+    target = target_table(USERS, ["id", "name"], "/t", choice=choice)
+    target = replace(target, schema=target.schema.append(pa.field("ssn", pa.string())))
+    said = read(json.loads(described_json(target, USERS, choice=choice))["attributes"])
+    assert said is not None
+    assert [*said.by_number] == [1, 2]
+
+
+def test_how_tables_lie_is_no_matter_here() -> None:
+    odd = replace(EXCLUDE, partition_by="s.t (id)", cluster_by="* (id)")
+    assert numbers(choose(odd, USERS, None, None)) == [1, 2]
 
 
 def test_a_table_that_is_made_anew_keeps_to_the_names_that_it_had() -> None:
