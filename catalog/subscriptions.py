@@ -109,9 +109,8 @@ class Subscriptions(Database):
         """Have tables copied again, in one transaction; their slots have been dropped.
 
         `relations` has for each table's oid what takes its place, or, if it stays, its definition (None: as before).
-        `publisher` is given when the
-        stream begins anew: the system identifier and timeline to follow from now on.  The origin is then unset, since
-        the stream may begin anywhere: no table holds anything of it.  Raises UndefinedObject.
+        `publisher` is given when the stream begins anew: the system identifier and timeline to follow from now on.  The
+        origin is then unset, since the stream may begin anywhere: no table holds anything of it.  Raises UndefinedObject.
         """
         async with self._write(bump=True) as connection:
             for relid, now in relations.items():
