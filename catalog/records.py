@@ -210,14 +210,15 @@ class SubscriptionRel:
     @property
     def closed(self) -> bool:
         """Whether columns may be left out of its Delta table, and those that are added later are."""
-        known = json.loads(json.loads(self.definition or "{}").get("attributes") or "{}")
-        return known.get("left_out") is not None
+        return self._left_out() is not None
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """The published columns that its Delta table does not get."""
-        known = json.loads(json.loads(self.definition or "{}").get("attributes") or "{}")
-        return tuple(name for _, name, _ in known.get("left_out") or ())
+        return tuple(name for _, name, _ in self._left_out() or ())
+
+    def _left_out(self) -> Any:
+        return json.loads(json.loads(self.definition or "{}").get("attributes") or "{}").get("left_out")
 
 
 @dataclass(frozen=True, slots=True)

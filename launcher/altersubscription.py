@@ -238,7 +238,7 @@ async def _plan(
                 copy_data=copy_data,
                 create_tables=subscription.options.create_tables,
                 choices=TypeChoices.parse(subscription.options.types),
-                options=subscription.options,
+                layouts=subscription.options.layouts,
                 subid=subscription.oid,
                 leaving={relation.path for relation in gone},
             )
@@ -424,8 +424,10 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
 
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:
     given = options.specified
+    merged = subscription.options.merge(options)
     option_effects.tell(session, options)
-    refuse_new_tables_in_two_phase(subscription.options.merge(options))
+    refuse_new_tables_in_two_phase(merged)
+    refuse_unfollowed_choice(merged)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:
@@ -438,14 +440,13 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
         published_tables.refuse_unknown_types(TypeChoices.parse(options.types))
-    refuse_unfollowed_choice(subscription.options.merge(options))
     if given & {"columns", "exclude"}:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await published_tables.published_tables(connection, subscription.publications)
             here = {relation.relid for relation in await session.catalog.relations(subscription.oid)}
             published = {oid: table for oid, table in published.items() if oid in here}
-            merged = subscription.options.merge(options)
-            await published_tables.refuse_unfit_choice(connection, published, merged)
+            choices = TypeChoices.parse(merged.types)
+            await published_tables.refuse_unfit_choice(connection, published, choices, merged.layouts)
     if given & {"mode", "columns", "exclude"}:
         session.notice(
             "mode, columns and exclude hold for a table from its next copy on",

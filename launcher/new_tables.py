@@ -217,7 +217,7 @@ class NewTables:
                 copy_data=True,
                 create_tables=options.create_tables,
                 choices=TypeChoices.parse(options.types),
-                options=options,
+                layouts=options.layouts,
                 subid=subscription.oid,
             )
             return [one.relation(copy_data=True, lsn=None) for one in plans]

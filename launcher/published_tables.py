@@ -32,7 +32,6 @@ from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
 from pubsub.sql.layouts import Layout, Layouts, not_published
-from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ async def plan(
     copy_data: bool,
     create_tables: bool,
     choices: TypeChoices | None = None,
-    options: SubscriptionOptions | None = None,
+    layouts: Layouts | None = None,
     subid: int | None = None,
     leaving: Collection[str] = (),
 ) -> list[Plan]:
@@ -151,7 +150,7 @@ async def plan(
     from apply.schema_changes.table_definition import target_table
 
     plans = []
-    options = options or SubscriptionOptions()
+    layouts = layouts or Layouts()
     found = await definitions.table_definitions(connection, tables)
     for table in tables.values():
         definition = found.get(table.oid)
@@ -165,15 +164,15 @@ async def plan(
             )
             continue
         path = table_path(session.settings.warehouse_uri, target, definition.schema, definition.name)
-        choice = choose(options, definition, table.attnames, None)
-        mode = options.layouts.of(definition.schema, definition.name).mode
+        choice = choose(layouts, definition, table.attnames, None)
+        mode = layouts.mode_of(definition.schema, definition.name)
         planned = target_table(definition, table.attnames, path, choices, choice, mode)
         plans.append(Plan(table, definition, planned, choice))
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
     for one in plans:
-        refuse_layout(one.target, options.layouts.of(one.definition.schema, one.definition.name))
+        refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
     await _refuse_owned(session.catalog, plans, leaving, subid)
     plans = [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
@@ -301,23 +300,22 @@ def refuse_unknown_tables(layouts: Layouts, plans: Collection[Plan]) -> None:
 
 
 async def refuse_unfit_choice(
-    connection: Connection, tables: Mapping[Oid, PublishedTable], options: SubscriptionOptions
+    connection: Connection, tables: Mapping[Oid, PublishedTable], choices: TypeChoices, layouts: Layouts
 ) -> None:
     """Refuse options columns and exclude that name what is not published, or what cannot be left out of one of the tables."""
     from apply.schema_changes.column_choice import choose
     from apply.schema_changes.table_definition import target_table
 
-    options = replace(options, partition_by="", cluster_by="", table_properties="", mode="")
+    layouts = layouts.choices
     found = await definitions.table_definitions(connection, tables)
     plans = []
     for oid, definition in found.items():
         attnames = tables[oid].attnames
         if definition.published(attnames):
-            choice = choose(options, definition, attnames, None)
-            choices = TypeChoices.parse(options.types)
+            choice = choose(layouts, definition, attnames, None)
             target = target_table(definition, attnames, "", choices, choice)
             plans.append(Plan(tables[oid], definition, target, choice))
-    refuse_unknown_tables(options.layouts, plans)
+    refuse_unknown_tables(layouts, plans)
 
 
 def refuse_layout(target: TargetTable, layout: Layout) -> None:

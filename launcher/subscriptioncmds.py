@@ -85,7 +85,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         copy_data=options.copy_data,
         create_tables=options.create_tables,
         choices=choices,
-        options=options,
+        layouts=options.layouts,
     )
     published_tables.refuse_unknown_columns(choices, plans)
     published_tables.refuse_unknown_tables(options.layouts, plans)

@@ -12,7 +12,7 @@ from pubsub.delta.alter import widen
 from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action
-from pubsub.delta.table import HISTORY, TargetTable, has_files, properties, query, quote
+from pubsub.delta.table import HISTORY, TargetTable, another_history, has_files, properties, query, quote
 from pubsub.delta.writers import arrow_writer
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.column_types import spark_ddl
@@ -39,7 +39,7 @@ def prepare(log: TableLog | None, table: TargetTable, lsn: Lsn) -> None:
         raise NotInPrerequisiteState(
             f'the history of table "{table.relation}" ends at {held}, which the publisher has not reached',
             detail=f"The copy would begin at {lsn}. The publisher has lost changes, or is another.",
-            hint=f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one.",
+            hint=another_history(table),
         )
     if log is not None:
         widen(log, table)

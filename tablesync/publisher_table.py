@@ -114,9 +114,9 @@ class PublisherTable:
                 )
             definition = await definitions.table_definition(connection, relation.relid)
             choices = TypeChoices.parse(self._subscription.options.types)
-            options = self._subscription.options
-            choice = choose(options, definition, found.attnames, relation.definition)
-            mode = options.layouts.mode_of(definition.schema, definition.name)
+            layouts = self._subscription.options.layouts
+            choice = choose(layouts, definition, found.attnames, relation.definition)
+            mode = layouts.mode_of(definition.schema, definition.name)
             target = target_table(definition, found.attnames, relation.path, choices, choice, mode)
             return Seen(found, definition, target, choice)
 

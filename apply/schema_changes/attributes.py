@@ -154,6 +154,11 @@ def read(text: str | None) -> Attributes | None:
     )
 
 
+def stored(definition: str | None) -> Attributes | None:
+    """Parse the attributes in a table's definition (table_definition.definition_json); None if it has none."""
+    return read(json.loads(definition or "{}").get("attributes"))
+
+
 def of_definition(
     definition: TableDefinition,
     names: Sequence[str],

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, read
+from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, stored
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
-from pubsub.sql.options import SubscriptionOptions
+from pubsub.sql.layouts import Layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,15 @@ class Choice:
         return frozenset(column.name for column in self.columns)
 
 
-def choose(
-    options: SubscriptionOptions, definition: TableDefinition, attnames: Sequence[str] | None, held: str | None
-) -> Choice:
+def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str] | None, held: str | None) -> Choice:
     """Return the columns for a copy of a table.
 
     `attnames` as in PublishedTable.  `held`: the table's definition (definition_json) of before, if it has one.  Raises
     UndefinedObject for an option that names a column of this very table which is not there, if names are looked at.
     """
-    layouts = options.layouts
-    layout = layouts.choice_of(definition.schema, definition.name)
-    rule = (options.columns, options.exclude)
+    layout, rule = layouts.choice_of(definition.schema, definition.name), layouts.rule
     published = definition.published(attnames)
-    before = read(json.loads(held or "{}").get("attributes"))
+    before = stored(held)
     earlier = {} if before is None else {one.number: one.named for one in before.left_out or ()}
 
     def divided(out: Callable[[ColumnDefinition], bool], decided: tuple[str, str] | None) -> Choice:
@@ -85,20 +81,18 @@ def choose(
 
 def asking(definition: str) -> str:
     """Return a table's definition (definition_json) for whose next copy RESYNC TABLE was given."""
-    known = json.loads(definition)
-    said = read(known.get("attributes"))
+    said = stored(definition)
     if said is None or said.left_out is None:
         return definition
-    return json.dumps({**known, "attributes": replace(said, asked=True).as_json()}, ensure_ascii=False)
+    return _with(definition, replace(said, asked=True))
 
 
-def of_table_made_anew(definition: str | None, now: TableDefinition) -> str | None:
+def of_table_made_anew(definition: str, now: TableDefinition) -> str | None:
     """Return the definition by which a table that was dropped and created again is copied; None if it was open.
 
     It gets the columns that the earlier one gave to the Delta table, by their names.
     """
-    known = json.loads(definition or "{}")
-    said = read(known.get("attributes"))
+    said = stored(definition)
     if said is None or said.left_out is None:
         return None
     names = {column.name for column in said.columns}
@@ -108,12 +102,16 @@ def of_table_made_anew(definition: str | None, now: TableDefinition) -> str | No
     carried = Attributes(
         "", now.attributes, now.storage, said.since, columns, left_out=left_out, rule=said.rule, asked=said.asked
     )
-    return json.dumps({**known, "attributes": carried.as_json()}, ensure_ascii=False)
+    return _with(definition, carried)
+
+
+def _with(definition: str, attributes: Attributes) -> str:
+    return json.dumps({**json.loads(definition), "attributes": attributes.as_json()}, ensure_ascii=False)
 
 
 def replicated(definition: str | None, columns: Sequence[ColumnDefinition]) -> list[ColumnDefinition]:
     """Return those of the published columns that the Delta table gets now, by its definition."""
-    said = read(json.loads(definition or "{}").get("attributes"))
+    said = stored(definition)
     if said is None or said.left_out is None:
         return list(columns)
     return [column for column in columns if column.attnum in said.by_number]

@@ -17,7 +17,6 @@ Where stream and catalog do not determine a table's rows, CopyAgain is raised an
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -106,7 +105,7 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     target = await asyncio.to_thread(delta.load, path, relation, definition)
     properties = await asyncio.to_thread(delta.properties, path)
     said = attrs.read(properties.get(attrs.PROPERTY))
-    stored = attrs.read(json.loads(definition or "{}").get("attributes"))
+    stored = attrs.stored(definition)
     if said is not None and said.app_id == app_id and (stored is None or stored.since < said.since):
         target = replace(delta.as_said(target, properties), closed=said.left_out is not None)
         return Columns(relid, app_id, target, said)

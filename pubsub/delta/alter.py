@@ -29,7 +29,17 @@ from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, asking_for
 from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.places import is_reached
-from pubsub.delta.table import HISTORY, STATISTICS, Commit, TargetTable, as_said, described, needs_mapping, read_schema
+from pubsub.delta.table import (
+    HISTORY,
+    STATISTICS,
+    Commit,
+    TargetTable,
+    another_history,
+    as_said,
+    described,
+    needs_mapping,
+    read_schema,
+)
 from pubsub.delta.writers.arrow_writer import keeps_history, remove_action, require_version
 from pubsub.errors import NotInPrerequisiteState, Overtaken, SerializationFailure
 from pubsub.protocol.arrow_arrays import repeated
@@ -235,13 +245,13 @@ def _for_history(log: TableLog, table: TargetTable, have: list[schema.Field]) ->
         elif other["name"] != one.name:
             raise NotInPrerequisiteState(
                 f'column "{one.name}" of table "{table.relation}" differs only in case from "{other["name"]}" in its history',
-                hint=f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one.",
+                hint=another_history(table),
             )
         elif column["type"] != other["type"]:
             raise NotInPrerequisiteState(
                 f'column "{one.name}" of table "{table.relation}" has another type than in its history',
                 detail=f"The history has {_text(other)}, new values need {_text(column)}.",
-                hint=f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one.",
+                hint=another_history(table),
             )
     if _mode(log) is not None or any(needs_mapping(one.name) for one, _ in added):
         if _mode(log) is None:

@@ -325,6 +325,11 @@ def refuse_history(table: TargetTable, found: Mapping[str, str]) -> None:
         )
 
 
+def another_history(table: TargetTable) -> str:
+    """Return the hint for a history that cannot go on."""
+    return f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one."
+
+
 def described(table: TargetTable) -> dict[str, str]:
     """Return the properties that follow from the table's name, columns and key."""
     settings = {

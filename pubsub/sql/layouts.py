@@ -10,9 +10,9 @@ table_properties.
     table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-properties, or a mode, in parentheses; a mode without a name is that of all tables.  The element
-that says most about a table counts alone.  Only what is excluded is joined, and so are properties, of which the one of the
-element that says most goes before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
+properties, or a mode, in parentheses; a mode without a name is that of all tables.  The element that says most about a table
+counts alone.  Only what is excluded is joined, and so are properties, of which the one of the element that says most goes
+before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
 The options take effect when a Delta table is created, mode, columns and exclude whenever a table is copied; changing them does
 not affect existing tables.
 """
@@ -87,6 +87,8 @@ class Layouts:
     modes: Mapping[Pattern, Mode] = field(default_factory=dict)
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
+    rule: tuple[str, str] = ("", "")
+    """The texts of columns and exclude."""
 
     @classmethod
     def parse(
@@ -106,13 +108,18 @@ class Layouts:
             modes_of(mode),
             columns_of("columns", columns),
             columns_of("exclude", exclude),
+            (columns, exclude),
         )
+
+    @property
+    def choices(self) -> Layouts:
+        """What columns and exclude say alone."""
+        return Layouts(columns=self.columns, exclude=self.exclude, rule=self.rule)
 
     def of(self, schema: str, table: str) -> Layout:
         """Return a table's layout.  Raises PubsubError (0A000) if it would be partitioned and clustered."""
-        patterns: tuple[Pattern, ...] = ((schema, table), (schema, None), (None, None))
-        partition_by = next((self.partition_by[one] for one in patterns if one in self.partition_by), ())
-        cluster_by = next((self.cluster_by[one] for one in patterns if one in self.cluster_by), ())
+        partition_by = _of_table(self.partition_by, schema, table, ())
+        cluster_by = _of_table(self.cluster_by, schema, table, ())
         if partition_by and cluster_by:
             raise FeatureNotSupported(
                 f'table "{schema}.{table}" cannot be partitioned and clustered',
@@ -120,20 +127,24 @@ class Layouts:
                 hint="Name it in one of partition_by and cluster_by.",
             )
         properties: dict[str, str] = {}
-        for one in reversed(patterns):
+        for one in reversed(_patterns(schema, table)):
             properties |= self.properties.get(one, {})
-        mode: Mode = next((self.modes[one] for one in patterns if one in self.modes), "mirror")
-        columns = next((self.columns[one] for one in patterns if one in self.columns), ())
-        exclude = frozenset(name for one in patterns for name in self.exclude.get(one, ()))
-        return Layout(partition_by, cluster_by, properties, mode, columns, exclude)
+        return replace(
+            self.choice_of(schema, table),
+            partition_by=partition_by,
+            cluster_by=cluster_by,
+            properties=properties,
+            mode=self.mode_of(schema, table),
+        )
 
     def choice_of(self, schema: str, table: str) -> Layout:
         """Return what columns and exclude say of a table."""
-        return replace(self, partition_by={}, cluster_by={}, properties={}, modes={}).of(schema, table)
+        exclude = frozenset(name for one in _patterns(schema, table) for name in self.exclude.get(one, ()))
+        return Layout(columns=_of_table(self.columns, schema, table, ()), exclude=exclude)
 
     def mode_of(self, schema: str, table: str) -> Mode:
         """Return a table's mode."""
-        return replace(self, partition_by={}, cluster_by={}).of(schema, table).mode
+        return _of_table(self.modes, schema, table, "mirror")
 
     def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
         """Raise UndefinedObject if columns or exclude name columns of this very table that are not published."""
@@ -165,6 +176,15 @@ class Layouts:
             for schema, table in rules:
                 if schema is not None and table is not None:
                     yield option, schema, table
+
+
+def _patterns(schema: str, table: str) -> tuple[Pattern, ...]:
+    """Return the patterns that stand for a table, the one that says most first."""
+    return (schema, table), (schema, None), (None, None)
+
+
+def _of_table(rules: Mapping[Pattern, V], schema: str, table: str, default: V) -> V:
+    return next((rules[one] for one in _patterns(schema, table) if one in rules), default)
 
 
 def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:

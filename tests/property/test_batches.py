@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hypothesis import given, settings
@@ -192,6 +192,32 @@ def test_batches_of_any_size_make_the_same_tables(history: list[list[Wish]], dat
         assert delta.tables[name].rows == publisher.rows(name), name
 
 
+def lives(publisher: Publisher, data: st.DataObject, commit: Callable[[Batch, set[str] | None], None]) -> Iterator[int]:
+    """Follow the publisher to its end; yield after each life, its number.
+
+    `commit` commits a batch, to some tables only if a life ends there.  The next one starts at the origin, and cuts other batches.
+    """
+    origin, number = INVALID_LSN, 0
+    while origin < publisher.ends[-1]:
+        number += 1
+        dispatcher = Dispatcher(origin)
+        for frames in stream(publisher, origin):
+            dispatcher.feed(frames, 0.0)
+            if not dispatcher.batch.transactions or not data.draw(st.booleans()):
+                continue
+            batch = dispatcher.take()
+            if number <= 4 and data.draw(st.integers(0, 2)) == 0:
+                commit(batch, data.draw(st.sets(st.sampled_from(sorted(RELATIONS)))))
+                break
+            commit(batch, None)
+            origin = batch.last_lsn
+        else:
+            if dispatcher.batch.transactions:
+                commit(dispatcher.take(), None)
+            origin = dispatcher.decided
+        yield number
+
+
 @settings(max_examples=150)
 @given(histories, st.data())
 def test_after_crashes_between_commits_each_transaction_is_there_once(
@@ -201,28 +227,9 @@ def test_after_crashes_between_commits_each_transaction_is_there_once(
     publisher = Publisher(history)
     delta = MemoryDelta(*TARGETS)
     versions: dict[str, Lsn] = {}
-    origin, lives = INVALID_LSN, 0
     whole = data.draw(wholes)
     with delta.installed():
-        while origin < publisher.ends[-1]:
-            lives += 1
-            dispatcher = Dispatcher(origin)
-            crashed = False
-            for frames in stream(publisher, origin):
-                dispatcher.feed(frames, 0.0)
-                if not dispatcher.batch.transactions or not data.draw(st.booleans()):
-                    continue
-                batch = dispatcher.take()
-                if lives <= 4 and data.draw(st.integers(0, 2)) == 0:
-                    commit(delta, batch, versions, data.draw(st.sets(st.sampled_from(sorted(RELATIONS)))), whole=whole)
-                    crashed = True
-                    break
-                commit(delta, batch, versions, whole=whole)
-                origin = batch.last_lsn
-            if not crashed:
-                if dispatcher.batch.transactions:
-                    commit(delta, dispatcher.take(), versions, whole=whole)
-                origin = dispatcher.decided
+        for _ in lives(publisher, data, lambda batch, only: commit(delta, batch, versions, only, whole=whole)):
             assert versions == {name: held.versions["app"] for name, held in delta.tables.items() if held.versions}
     for name in RELATIONS:
         assert delta.tables[name].rows == publisher.rows(name), name

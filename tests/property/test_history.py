@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.batch import Batch
-from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from pubsub.delta import change_rows
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from tests.property.test_batches import RELATIONS, Publisher, Wish, commit_staged, histories, stream, wholes
+from tests.property.test_batches import RELATIONS, Publisher, Wish, commit_staged, histories, lives, wholes
 from tests.support.history import as_of
 from tests.support.memory import MemoryDelta, target
 
@@ -54,26 +53,10 @@ def test_every_moment_can_be_read(history: list[list[Wish]], data: st.DataObject
         states.append({name: until.rows(name) for name in RELATIONS})
     delta = MemoryDelta(*TARGETS)
     versions: dict[str, Lsn] = {}
-    origin, lives = INVALID_LSN, 0
     whole = data.draw(wholes)
     with delta.installed():
-        while origin < publisher.ends[-1]:
-            lives += 1
-            dispatcher = Dispatcher(origin)
-            for frames in stream(publisher, origin):
-                dispatcher.feed(frames, 0.0)
-                if not dispatcher.batch.transactions or not data.draw(st.booleans()):
-                    continue
-                batch = dispatcher.take()
-                if lives <= 4 and data.draw(st.integers(0, 2)) == 0:
-                    commit(delta, batch, versions, data.draw(st.sets(st.sampled_from(sorted(RELATIONS)))), whole)
-                    break
-                commit(delta, batch, versions, None, whole)
-                origin = batch.last_lsn
-            else:
-                if dispatcher.batch.transactions:
-                    commit(delta, dispatcher.take(), versions, None, whole)
-                origin = dispatcher.decided
+        for _ in lives(publisher, data, lambda batch, only: commit(delta, batch, versions, only, whole)):
+            pass
     for table in TARGETS:
         rows = rows_of(delta, table)
         places = [(row[change_rows.LSN], row[change_rows.SEQ]) for row in rows]

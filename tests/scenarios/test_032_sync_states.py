@@ -84,7 +84,7 @@ def writing(replica: Replica, *tables: str) -> Iterator[Writer]:
 
 
 def all_ready(replica: Replica) -> None:
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "all tables to be ready")
+    replica.until_ready()
 
 
 def only_the_main_slot(replica: Replica) -> None:

@@ -14,14 +14,6 @@ def columns(replica: Replica, table: str) -> list[str]:
     return [field.name for field in DeltaTable(replica.path(table)).schema().fields]
 
 
-def copied_after(replica: Replica, generation: int) -> None:
-    def copied() -> bool:
-        relation = replica.relation("users")
-        return relation.copy_generation > generation and relation.state.value == "r"
-
-    wait_until(copied, "the copy")
-
-
 def test_columns_stay_out(replica: Replica) -> None:
     """Copied, changed, renamed at the publisher, and beside columns that are added later."""
     replica.execute(
@@ -58,10 +50,10 @@ def test_columns_stay_out(replica: Replica) -> None:
         lambda: replica.relation("users").left_out == ("hidden", "most", "later"), "the new names to be looked at"
     )
     replica.execute("ALTER TABLE users RENAME hidden TO social; ALTER TABLE users DROP COLUMN later")
-    # A copy that nobody asked for lets nothing in; RESYNC TABLE lets in what is in no rule.
+    # An automatic copy lets nothing in; RESYNC TABLE lets in what no option names.
     before = replica.relation("users").copy_generation
     replica.execute("ALTER TABLE users ALTER name TYPE int USING id; UPDATE users SET name = 3 WHERE id = 8")
-    copied_after(replica, before)
+    replica.until_copied("users", before)
     replica.assert_equal("users", columns=["id", "name"])
     assert columns(replica, "users") == ["id", "name"]
     for exclude in ("public.users (ssn)", "public.users (id)", "public.user (social)", "* (pin)"):
@@ -70,7 +62,7 @@ def test_columns_stay_out(replica: Replica) -> None:
     replica.alter("SET (exclude = 'public.users (social), public.logins (ip)')")
     before = replica.relation("users").copy_generation
     replica.alter("RESYNC TABLE public.users")
-    copied_after(replica, before)
+    replica.until_copied("users", before)
     replica.execute("UPDATE users SET social = 'again', most = 'shown' WHERE id = 8")
     replica.assert_equal("users", columns=["id", "name", "most"])
     assert columns(replica, "users") == ["id", "name", "most"]
@@ -86,11 +78,6 @@ def assert_out(replica: Replica, table: str, *tokens: str) -> None:
         assert token not in shown
 
 
-def all_ready(replica: Replica, table: str, generation: int) -> bool:
-    relation = replica.relation(table)
-    return relation.copy_generation > generation and relation.state.value == "r"
-
-
 @pytest.mark.full
 def test_nothing_lets_a_column_in_unasked(replica: Replica) -> None:
     """Copies of every kind, other names of the column and of its table, and a table that is made anew."""
@@ -101,22 +88,19 @@ def test_nothing_lets_a_column_in_unasked(replica: Replica) -> None:
     replica.subscribe(exclude="'public.users (ssn)'", on_slot_loss="resync")
     assert_out(replica, "users", "secret")
 
-    def copied(table: str = "users") -> None:
-        wait_until(lambda: all_ready(replica, table, before), "the copy")
-
     # An ALTER that takes a copy, with a column that no message has told of.
     before = replica.relation("users").copy_generation
     replica.execute(
         "ALTER TABLE users ADD salary text DEFAULT 'later', ALTER name TYPE int USING length(name);"
         "UPDATE users SET name = 2, ssn = 'secret', salary = 'later' WHERE id = 1"
     )
-    copied()
+    replica.until_copied("users", before)
     assert_out(replica, "users", "secret", "later")
     # A slot that is lost, with a column that has no row yet.
     before = replica.relation("users").copy_generation
     replica.execute("ALTER TABLE users ADD late text DEFAULT 'later'")
     replica.drop_slot()
-    copied()
+    replica.until_copied("users", before)
     replica.execute("INSERT INTO users VALUES (10, 1, 'secret', 'n', 'later', 'later')")
     assert_out(replica, "users", "secret", "later")
     # A copied column takes the excluded name.
@@ -127,7 +111,7 @@ def test_nothing_lets_a_column_in_unasked(replica: Replica) -> None:
     # RESYNC TABLE lets in what came later, not what the option left out, under whatever name.
     before = replica.relation("users").copy_generation
     replica.alter("RESYNC TABLE public.users")
-    copied()
+    replica.until_copied("users", before)
     assert_out(replica, "users", "secret")
     assert sorted(columns(replica, "users")) == ["id", "late", "name", "salary", "ssn"]
     # The table gets another name, which no option has.
@@ -135,7 +119,7 @@ def test_nothing_lets_a_column_in_unasked(replica: Replica) -> None:
     replica.caught_up()
     before = replica.relation("people").copy_generation
     replica.alter("RESYNC TABLE public.people")
-    copied("people")
+    replica.until_copied("people", before)
     replica.execute("ALTER TABLE people ADD COLUMN more text DEFAULT 'afterwards'; UPDATE people SET social = 'secret'")
     assert_out(replica, "people", "secret", "afterwards")
 
@@ -177,7 +161,7 @@ def test_columns_that_are_chosen_keep_their_place_under_other_names(replica: Rep
     replica.execute(
         "ALTER TABLE t ALTER full_name TYPE int USING length(full_name); INSERT INTO t VALUES (3, 3, 'secret')"
     )
-    wait_until(lambda: all_ready(replica, "t", before), "the copy")
+    replica.until_copied("t", before)
     assert_out(replica, "t", "secret")
     assert columns(replica, "t") == ["uid", "full_name"]
 
@@ -255,7 +239,7 @@ def test_beside_other_options(replica: Replica, options: dict[str, str]) -> None
         "INSERT INTO users VALUES (1, 'a', '(1,2)', 's')",
     )
     replica.subscribe(exclude="'public.users (ssn, at)'", **options)
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     replica.execute("INSERT INTO users VALUES (2, 'b', '(1,2)', 's')", "UPDATE users SET name = 'c' WHERE id = 2")
     replica.caught_up()
     if options.get("mode") == "history":
@@ -321,10 +305,7 @@ def test_what_cannot_be_left_out_is_refused(replica: Replica) -> None:
         ),
         ("exclude = '* (v)', copy_data = false", "0A000", 'need a copy, or a Delta table, of table "public.t"'),
     ):
-        with pytest.raises(PubsubError) as refused:
-            replica.node.execute(
-                f"CREATE SUBSCRIPTION {replica.name} CONNECTION {quote_literal(replica.conninfo)} PUBLICATION p WITH ({options})"
-            )
-        assert refused.value.sqlstate == sqlstate, refused.value
-        assert message in refused.value.message
+        error = replica.refused(options)
+        assert error.sqlstate == sqlstate, error
+        assert message in error.message
     assert replica.slots() == []

@@ -8,9 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pubsub.delta.spark.spark_session import Spark
-from pubsub.errors import PubsubError
-from pubsub.sql.identifiers import quote_literal
-from tests.support.replica import Replica, wait_until
+from tests.support.replica import Replica
 
 
 def detail(replica: Replica, spark: Spark, table: str) -> dict[str, object]:
@@ -64,9 +62,8 @@ def test_the_publishers_alterations_of_partition_and_cluster_columns(replica: Re
     replica.assert_equal("t", columns=["id", "n", "more"])
     replica.assert_equal("c", columns=["id", "b", "more"])
     replica.alter("RESYNC TABLE public.t, public.c")
-    wait_until(
-        lambda: replica.relation("t").copy_generation > 1 and set(replica.states().values()) == {"r"}, "the copies"
-    )
+    replica.until_copied("t", 1)
+    replica.until_ready()
     replica.execute("INSERT INTO t VALUES (203, 1, 2)", "DELETE FROM c WHERE id < 10")
     replica.assert_equal("t", columns=["id", "n", "more"])
     replica.assert_equal("c", columns=["id", "b", "more"])
@@ -127,10 +124,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(replica: Replica) -> 
         ),
         ("cluster_by = 'public.t'", "22023", 'invalid value for parameter "cluster_by"'),
     ):
-        with pytest.raises(PubsubError) as refused:
-            replica.node.execute(
-                f"CREATE SUBSCRIPTION {replica.name} CONNECTION {quote_literal(replica.conninfo)} PUBLICATION p WITH ({options})"
-            )
-        assert refused.value.sqlstate == sqlstate, refused.value
-        assert message in refused.value.message
+        error = replica.refused(options)
+        assert error.sqlstate == sqlstate, error
+        assert message in error.message
     assert replica.slots() == []

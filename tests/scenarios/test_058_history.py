@@ -13,7 +13,6 @@ import pytest
 from apply.staging import stage_batch
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import copyjob
@@ -57,7 +56,7 @@ def test_every_moment_can_be_read(replica: Replica) -> None:
     )
     told = Told(replica, {"t": ("id",), "f": ()})
     replica.subscribe(mode="'* (history), public.m (mirror)'")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copies")
+    replica.until_ready()
     told.now()
     for statement in (
         "INSERT INTO t VALUES (100, 'a'), (101, NULL); INSERT INTO f VALUES (1, 'v'), (9, NULL)",
@@ -102,7 +101,7 @@ def test_a_history_is_read_by_sql(replica: Replica) -> None:
         "CREATE PUBLICATION p FOR TABLE payments"
     )
     replica.subscribe(mode="history")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     replica.execute("UPDATE payments SET id = id + 100, amount = 'w' WHERE id < 4; DELETE FROM payments WHERE id = 9")
     at = Lsn.parse(replica.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
     before = Counter(replica.query("SELECT id, amount FROM payments"))
@@ -122,7 +121,7 @@ def test_the_publishers_alterations(replica: Replica) -> None:
     )
     told = Told(replica, {"t": ("id",)})
     replica.subscribe(mode="'public.t (history)'")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     told.now("id, n")
     for statement in (
         "ALTER TABLE t ADD COLUMN more int DEFAULT 7; UPDATE t SET v = 'w' WHERE id = 1",
@@ -142,7 +141,7 @@ def test_the_publishers_alterations(replica: Replica) -> None:
     replica.execute("ALTER TABLE t ADD COLUMN gone int DEFAULT 5; UPDATE t SET gone = 6 WHERE id = 1")
     told.now("id, n")
     told.assert_told(["id", "n"])
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     assert replica.relation("t").copy_generation == 2
     last = as_of(replica.rows("t"), 1 << 62, ["id", "gone"], ["id"])
     assert last == Counter(replica.query("SELECT id, gone FROM t"))
@@ -151,7 +150,7 @@ def test_the_publishers_alterations(replica: Replica) -> None:
     replica.execute("UPDATE t SET n = n + 1000; DELETE FROM t WHERE id = 1; ALTER TABLE t ALTER id TYPE bigint")
     replica.execute("INSERT INTO t (id, n) VALUES (1 << 40, 0)")
     replica.node.wait_for_catchup(replica.name)
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     replica.node.wait_for_catchup(replica.name)
     assert as_of(replica.rows("t"), 1 << 62, ["id", "n"], ["n"]) == Counter(replica.query("SELECT id, n FROM t"))
     assert replica.relation("t").copy_generation > 2
@@ -168,7 +167,7 @@ def test_the_identity_moves(replica: Replica) -> None:
         "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE NOT NULL); INSERT INTO t VALUES (1, 10); CREATE PUBLICATION p FOR TABLE t"
     )
     replica.subscribe(mode="history", schema_changes="refuse")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     replica.execute("ALTER TABLE t REPLICA IDENTITY USING INDEX t_u_key", "DELETE FROM t")
     assert "publisher did not send replica identity column" in replica.error()
 
@@ -179,7 +178,7 @@ def test_names_that_differ_in_case(replica: Replica) -> None:
         'CREATE TABLE t (id int PRIMARY KEY, "Gone" int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION p FOR TABLE t'
     )
     replica.subscribe(mode="history")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     replica.execute('ALTER TABLE t DROP COLUMN "Gone"; INSERT INTO t VALUES (2)')
     replica.node.wait_for_catchup(replica.name)
     replica.execute("ALTER TABLE t ADD COLUMN gone int; INSERT INTO t VALUES (3, 3)")
@@ -195,9 +194,9 @@ def test_what_the_executors_of_a_cluster_left(replica: Replica, monkeypatch: pyt
         "CREATE PUBLICATION p FOR TABLE t"
     )
     replica.subscribe(mode="history")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     replica.alter("RESYNC TABLE public.t")
-    wait_until(lambda: replica.relation("t").copy_generation > 1 and replica.states()["public.t"] == "r", "the copy")
+    replica.until_copied("t", 1)
     replica.execute("DELETE FROM t WHERE id < 3000")
     replica.node.wait_for_catchup(replica.name)
     assert Counter(row["_pubsub_op"] for row in replica.rows("t")) == Counter(R=6000, T=1, D=2999)
@@ -217,7 +216,7 @@ def test_a_history_that_spark_writes(replica: Replica) -> None:
         table_properties="'* (delta.enableChangeDataFeed = true)'",
         types="'arrays natural, jsonb variant'",
     )
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     told.now("id, n::text")
     replica.execute(
         "UPDATE t SET id = 2, v = '{b,c}'; INSERT INTO t VALUES (3, NULL, NULL, 2)", "DELETE FROM t WHERE id = 2"
@@ -227,7 +226,7 @@ def test_a_history_that_spark_writes(replica: Replica) -> None:
     told.now("id, n::text")
     replica.node.wait_for_catchup(replica.name)
     replica.alter("RESYNC TABLE public.t")
-    wait_until(lambda: replica.relation("t").copy_generation > 1 and replica.states()["public.t"] == "r", "the copy")
+    replica.until_copied("t", 1)
     told.now("id, n::text")
     replica.node.wait_for_catchup(replica.name)
     rows = replica.rows("t", "_pubsub_op, _pubsub_lsn, _pubsub_seq, _pubsub_unchanged, id, n")
@@ -245,15 +244,14 @@ def test_a_copy_begins_anew_and_the_history_stays(replica: Replica) -> None:
     )
     told = Told(replica, {"t": ("id",), "u": ("id",)})
     replica.subscribe(mode="history")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copies")
+    replica.until_ready()
     told.now()
     replica.execute("DELETE FROM t WHERE id < 4; UPDATE t SET v = 'w'")
     told.now()
     replica.node.wait_for_catchup(replica.name)
     replica.alter("RESYNC TABLE public.t, public.u")
-    wait_until(
-        lambda: replica.relation("u").copy_generation > 1 and set(replica.states().values()) == {"r"}, "the copies"
-    )
+    replica.until_copied("u", 1)
+    replica.until_ready()
     told.now()
     replica.execute("INSERT INTO t VALUES (1, 'again'); INSERT INTO u VALUES (1, 'first')")
     told.now()
@@ -266,7 +264,7 @@ def test_a_copy_begins_anew_and_the_history_stays(replica: Replica) -> None:
     replica.execute("ALTER PUBLICATION p ADD TABLE t")
     replica.alter("REFRESH PUBLICATION WITH (copy_data = false)")
     replica.alter("RESYNC TABLE public.t")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     told.now()
     replica.execute("UPDATE t SET v = 'x' WHERE id = 9")
     told.now()
@@ -276,7 +274,7 @@ def test_a_copy_begins_anew_and_the_history_stays(replica: Replica) -> None:
     replica.alter("RESYNC TABLE public.t")
     assert "keeps the history, which a mirror would replace" in replica.error()
     replica.alter("SET (mode = 'history')")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copy")
+    replica.until_ready()
     told.now()
     told.assert_told()
     # Nor does another subscription make a mirror of it; it goes on with it as a history.
@@ -303,7 +301,7 @@ def test_a_mirror_becomes_a_history(replica: Replica) -> None:
     replica.execute("INSERT INTO t VALUES (2, 'b')")
     replica.assert_equal("t")
     replica.alter("RESYNC TABLE public.t")
-    wait_until(lambda: replica.relation("t").copy_generation > 1 and replica.states()["public.t"] == "r", "the copy")
+    replica.until_copied("t", 1)
     told = Told(replica, {"t": ("id",)})
     told.now()
     replica.execute("DELETE FROM t WHERE id = 1")
@@ -340,7 +338,7 @@ def follow_transactions(replica: Replica, streaming: str) -> None:
     )
     told = Told(replica, {"t": ("id",), "f": ()})
     replica.subscribe(mode="'* (history), public.m (mirror)'", streaming=streaming, two_phase="true")
-    wait_until(lambda: set(replica.states().values()) == {"r"}, "the copies")
+    replica.until_ready()
     told.now()
     rows = "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series({}, {}) g"
     for transaction in (
@@ -384,11 +382,7 @@ def test_what_a_history_cannot_be(replica: Replica) -> None:
         ("p", "public.t", "22023", 'invalid value for parameter "mode"'),
         ("q", "history", "0A000", "has a name that mode = history needs"),
     ):
-        with pytest.raises(PubsubError) as refused:
-            replica.node.execute(
-                f"CREATE SUBSCRIPTION {replica.name} CONNECTION {quote_literal(replica.conninfo)} "
-                f"PUBLICATION {publication} WITH (mode = '{mode}')"
-            )
-        assert refused.value.sqlstate == sqlstate, refused.value
-        assert message in refused.value.message
+        error = replica.refused(f"mode = '{mode}'", publication)
+        assert error.sqlstate == sqlstate, error
+        assert message in error.message
     assert replica.slots() == []

@@ -16,6 +16,7 @@ import pytest
 
 from catalog.records import SubscriptionRel
 from pubsub.delta.spark import spark_session
+from pubsub.errors import PubsubError
 from pubsub.node.node import CatchupTimeoutError, Node
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qualified
@@ -213,6 +214,28 @@ class Replica:
 
     def states(self) -> dict[str, str]:
         return {r.qualified_name: r.state.value for r in self.node.relations(self.name)}
+
+    def until_ready(self) -> None:
+        """Wait until all tables are in r."""
+        wait_until(lambda: set(self.states().values()) == {"r"}, "all tables to be ready")
+
+    def until_copied(self, table: str, after: int) -> None:
+        """Wait until a copy of the table later than the generation `after` is in r."""
+
+        def copied() -> bool:
+            relation = self.relation(table)
+            return relation.copy_generation > after and relation.state.value == "r"
+
+        wait_until(copied, f"another copy of {table}")
+
+    def refused(self, options: str, publication: str = "p") -> PubsubError:
+        """Return the error of CREATE SUBSCRIPTION with these options."""
+        with pytest.raises(PubsubError) as refused:
+            self.node.execute(
+                f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.conninfo)} "
+                f"PUBLICATION {publication} WITH ({options})"
+            )
+        return refused.value
 
     def path(self, table: str) -> str:
         return self.relation(table).path

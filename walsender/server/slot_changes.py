@@ -141,7 +141,7 @@ async def changes(session: Session, function: str, arguments: Sequence[Any], mov
 
 
 async def _check_texts(session: Session, texts: Sequence[bytes]) -> None:
-    """Raise PubsubError unless all are text in the database's encoding: the server takes no others, and nobody gets them.
+    """Raise PubsubError unless all are text in the database's encoding: the server takes no others.
 
     What the server's own functions return is not looked at: they hand on whatever bytes a plugin writes.
     """

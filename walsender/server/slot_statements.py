@@ -58,7 +58,7 @@ _QUICK: Final = 1 << 10
 _SHORT: Final = 256 << 10
 """Bytes that are put together in the event loop."""
 _THREAD: Final = ThreadPoolExecutor(1, "slots")
-"""Longer ones have a thread of their own, one after the other: whoever sends many keeps no other work waiting."""
+"""Longer ones have a thread of their own, one after the other: a client that sends many keeps no other work waiting."""
 _OIDS: Final = {"name": 19, "pg_lsn": 3220, "int4": 23, "bool": 16, "text": 25, "text[]": 1009}
 
 _T = TypeVar("_T")

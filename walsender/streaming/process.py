@@ -357,7 +357,7 @@ class DecodingProcess:
         try:
             more = self._work_at_passes()
         except Exception as error:
-            # What is in which state now nobody knows: the server starts another process.
+            # The state of the streams is unknown now: the server starts another process.
             self._fail(_reported(error))
             return
         if more:
@@ -549,7 +549,7 @@ def _near(streams: list[tuple[_Stream, int]]) -> list[list[tuple[_Stream, int]]]
 
 
 def _reported(error: Exception) -> PubsubError:
-    """Return what streams are told; the traceback of what is nobody's error message goes to standard error."""
+    """Return what streams are told; the traceback of any other exception goes to standard error."""
     if isinstance(error, PubsubError):
         return error
     if isinstance(error, OSError):

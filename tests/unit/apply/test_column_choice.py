@@ -9,8 +9,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from apply.schema_changes import column_choice
 from apply.schema_changes.attributes import read
-from apply.schema_changes.column_choice import Choice, asking, choose, of_table_made_anew, replicated
+from apply.schema_changes.column_choice import Choice, asking, of_table_made_anew, replicated
 from apply.schema_changes.table_definition import described_json, target_table
 from pubsub.errors import FeatureNotSupported, UndefinedObject
 from pubsub.protocol.ids import Oid
@@ -26,6 +27,10 @@ def table(*columns: tuple[int, str], name: str = "t") -> TableDefinition:
         for number, column in columns
     )
     return TableDefinition(Oid(1), "s", name, "r", "d", found, ("id",), ("id",), 0, 0, False, 9, "1:1")
+
+
+def choose(options: SubscriptionOptions, of: TableDefinition, attnames: list[str] | None, held: str | None) -> Choice:
+    return column_choice.choose(options.layouts, of, attnames, held)
 
 
 USERS = table((1, "id"), (2, "name"), (3, "ssn"))

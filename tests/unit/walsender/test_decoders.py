@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -129,7 +130,13 @@ async def test_an_exception_between_passes_ends_the_process() -> None:
 async def test_a_process_is_kept_whose_slot_was_made_meanwhile(tmp_path: Path) -> None:
     """While another process was started, or ended, a client may have begun to use one that had no slot before."""
     stopped: list[int] = []
-    looked = asyncio.Event()
+    looked_again = asyncio.Event()
+
+    class Slots(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            if stopped:
+                looked_again.set()
+            return super().__iter__()
 
     class Running:
         def __init__(self, oid: int) -> None:
@@ -141,19 +148,16 @@ async def test_a_process_is_kept_whose_slot_was_made_meanwhile(tmp_path: Path) -
         async def stop(self) -> None:
             stopped.append(self.oid)
             slots[:] = [slot(1), slot(3)]
-            looked.set()
 
     def slot(oid: int) -> Any:
         return SimpleNamespace(database_oid=oid, database="d", invalidation_reason=None)
 
-    slots = [slot(1)]
+    slots = Slots([slot(1)])
     feed: Any = SimpleNamespace(received=0)
     decoders = Decoders(tmp_path, cast(Any, None), feed, cast(Any, slots), 1)
     decoders._decoders = cast(Any, {oid: Running(oid) for oid in (1, 2, 3)})
     running = asyncio.create_task(decoders.run())
-    await asyncio.wait_for(looked.wait(), 60)
-    decoders.slots_changed()
-    await asyncio.sleep(0)
+    await asyncio.wait_for(looked_again.wait(), 60)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert stopped == [2]
