@@ -98,7 +98,9 @@ class Settled(Replica):
         return [name for (name,) in asked.query(f"SELECT slot_name FROM pg_replication_slots WHERE database = {of}")]
 
 
-@pytest.fixture(params=["DATABASE", "ROLE", "DATABASE, served"])
+@pytest.fixture(
+    params=["DATABASE", *(pytest.param(each, marks=pytest.mark.full) for each in ("ROLE", "DATABASE, served"))]
+)
 def settled(request: pytest.FixtureRequest, node: RunningNode, database: Database) -> Iterator[Settled]:
     replica = Settled(node, database)
     if request.param.endswith("served"):

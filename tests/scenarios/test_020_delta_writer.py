@@ -467,6 +467,7 @@ def test_full_identity_with_a_key(made: Any) -> None:
     assert r.rows() == [(10, "big", "kept")]
 
 
+@pytest.mark.full
 def test_a_target_with_more_columns_without_a_key(made: Any) -> None:
     """The extra columns count as NULL (execReplication.c: FindReplTupleInLocalRel compares all columns)."""
     r = made(key=(), identity="f", extra="note STRING")

@@ -187,8 +187,7 @@ def begun(table: Table, monkeypatch: pytest.MonkeyPatch, other: Callable[[], Non
         "rows",
         "the application's version",
         "the schema",
-        "files merged",
-        pytest.param("rows deleted", marks=pytest.mark.full),
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("files merged", "rows deleted")),
     ],
 )
 def test_a_commit_that_came_between_is_found_by_delta(
@@ -360,6 +359,7 @@ def test_no_commit_needs_a_spark_job(table: Table, spark: Spark) -> None:
     assert table.ids() == [*range(1, 10), 62, 63]
 
 
+@pytest.mark.full
 def test_commits_during_a_checkpoint_need_no_spark_job_after_it(
     table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +386,7 @@ def test_commits_during_a_checkpoint_need_no_spark_job_after_it(
     assert table.ids() == [2, 3, 4, 5]
 
 
+@pytest.mark.full
 def test_a_checkpoint_has_a_log_of_its_own(table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit on the same snapshot would wait for the lock under which Delta finds out the snapshot's state."""
     table.commit(0, 1, added=[1])
@@ -419,6 +420,7 @@ def test_a_users_setting_of_checksum_files_survives_a_checkpoint(
     assert spark.session.conf.get(written) == "false"
 
 
+@pytest.mark.full
 def test_any_thread_commits_to_a_table_that_has_a_checkpoint(table: Table, spark: Spark) -> None:
     table.commit(0, 1, added=[1])
     table.transactions.checkpoint(table.target.path)

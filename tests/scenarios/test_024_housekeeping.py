@@ -183,6 +183,7 @@ def test_checkpoints_are_written_beside_the_commits(replica: Replica, monkeypatc
     replica.assert_read_alike("t")
 
 
+@pytest.mark.full
 def test_optimize_says_whether_it_has_merged_files(spark: Spark, tmp_path: Path) -> None:
     """Small files of different partitions stay, so OPTIMIZE must not be run again for them."""
     path = str(tmp_path / "t")

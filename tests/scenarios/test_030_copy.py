@@ -139,6 +139,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 def test_all_tables_of_a_database(replica: Replica) -> None:
     replica.execute(TABLES, "CREATE PUBLICATION p FOR ALL TABLES")
     replica.subscribe()
@@ -316,6 +317,7 @@ def test_columns_named_as_our_own(replica: Replica) -> None:
     replica.assert_equal("keyed", "keyless")
 
 
+@pytest.mark.full
 def test_a_database_in_another_encoding(node: RunningNode, publisher: EmbeddedPostgres) -> None:
     publisher.create_database("latin1", "TEMPLATE template0 ENCODING 'LATIN1'")
     replica = Replica(node, Database(publisher, "latin1"))
@@ -372,6 +374,7 @@ def test_copy_data_false(replica: Replica) -> None:
     assert {row["id"] for row in replica.rows("b")} >= {2}
 
 
+@pytest.mark.full
 def test_a_table_that_leaves_and_joins_again_without_a_copy(replica: Replica) -> None:
     """Its Delta table has the commits of its first stay, which are not taken for another worker's."""
     replica.execute(
@@ -408,6 +411,7 @@ def test_copy_data_false_and_an_alter_while_the_table_is_made(replica: Replica, 
     assert replica.relation("a").error is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("partitioned", ["", "PARTITION BY RANGE (id)"])
 def test_columns_that_exchange_names_between_the_snapshot_and_the_copy(
     replica: Replica, fault: Faults, partitioned: str
@@ -431,6 +435,7 @@ def test_columns_that_exchange_names_between_the_snapshot_and_the_copy(
     replica.assert_equal("a")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alter", ["ALTER TABLE a DROP COLUMN t", "ALTER TABLE a RENAME TO b"])
 def test_an_alter_between_the_snapshot_and_the_copy_stops_no_table(replica: Replica, fault: Faults, alter: str) -> None:
     """Another attempt has another snapshot: with isolate, too, the failure passes."""

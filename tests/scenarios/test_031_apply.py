@@ -228,6 +228,7 @@ def test_unchanged_toast_is_kept(replica: Replica, fault: Faults) -> None:
     assert replica.batches("toasted_full") == before + 1
 
 
+@pytest.mark.full
 def test_truncate(replica: Replica, stock: Callable[[str], Stock]) -> None:
     ddl = """
         CREATE TABLE parent (id int PRIMARY KEY, s serial);

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import pytest
+
 from pubsub.delta.table import exists
 from pubsub.protocol.lsn import Lsn
 from tests.support import stores
@@ -145,6 +147,7 @@ def received_lsn(replica: Replica) -> Lsn:
     return Lsn.parse(row["received_lsn"] or "0/0")
 
 
+@pytest.mark.full
 def test_refreshed_while_written(replica: Replica) -> None:
     setup(replica, "a", "gone")
     for table in ("d", "e"):
@@ -184,6 +187,7 @@ def test_a_table_that_leaves_while_it_is_copied(replica: Replica, fault: Faults)
     only_the_main_slot(replica)
 
 
+@pytest.mark.full
 def test_disabled_and_enabled_while_written(replica: Replica, fault: Faults) -> None:
     setup(replica, "a", "b")
     with writing(replica, "a", "b") as writer:
@@ -216,6 +220,7 @@ def test_disabled_and_enabled_while_written(replica: Replica, fault: Faults) -> 
     only_the_main_slot(replica)
 
 
+@pytest.mark.full
 def test_dropped_while_it_is_copied(replica: Replica, fault: Faults) -> None:
     setup(replica, "a", "b")
     for point in ("slot created public.a", "copy committed public.a", "caught up public.a"):

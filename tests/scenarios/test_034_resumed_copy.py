@@ -123,6 +123,7 @@ def test_what_changes_between_two_snapshots_makes_it_start_over(
     assert replica.slots() == [replica.name]
 
 
+@pytest.mark.full
 def test_a_table_without_a_key_starts_over(
     replica: Replica, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

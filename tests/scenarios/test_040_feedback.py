@@ -110,6 +110,7 @@ def test_unpublished_wal_advances_the_feedback_too(replica: Replica) -> None:
     assert replica.query(f"SELECT '{origin['remote_lsn']}'::pg_lsn >= '{after}'") == [(True,)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rows", [10, pytest.param(500_000, marks=pytest.mark.full)], ids=["a full batch", "an open batch"]
 )
@@ -166,6 +167,7 @@ def test_a_publisher_that_waits_for_the_subscription(
         own_server.query("SELECT pg_reload_conf()")
 
 
+@pytest.mark.full
 def test_nothing_is_reported_unasked(spark: Spark, tmp_path: Path) -> None:
     """wal_receiver_status_interval = 0: only requests are answered (worker.c: send_feedback)."""
     with (

@@ -70,6 +70,7 @@ def test_a_value_that_does_not_fit_stops_its_table_alone(replica: Replica) -> No
     assert (row["stopped"], row["error"], row["error_lsn"], row["srsubstate"]) == (False, None, None, "r")
 
 
+@pytest.mark.full
 def test_a_changed_definition_a_lost_key_and_a_rename(replica: Replica) -> None:
     replica.execute(
         "CREATE TABLE wider (id int PRIMARY KEY); CREATE TABLE keyless (id int PRIMARY KEY, n int);"

@@ -205,6 +205,7 @@ def test_a_batch_that_is_prepared_in_parts(any_replica: Replica, monkeypatch: py
         replica.assert_equal(*TABLES)
 
 
+@pytest.mark.full
 @on("18")
 def test_off_streams_nothing_and_spills_all_the_same(any_replica: Replica) -> None:
     replica = any_replica

@@ -126,6 +126,7 @@ def test_a_prepared_transaction_that_has_only_locked_rows(publisher: Database, s
         replica.drop()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("publisher", ["15", "18"], indirect=True)
 @pytest.mark.parametrize("statements", [SMALL, LARGE], ids=["small", "large"])
 def test_a_transaction_prepared_before_two_phase_was_enabled(
@@ -153,6 +154,7 @@ def test_a_transaction_prepared_before_two_phase_was_enabled(
         replica.drop()
 
 
+@pytest.mark.full
 def test_two_phase_is_altered_while_disabled(publisher: Database, spark: Spark, tmp_path: Path) -> None:
     """18's rules: two_phase is altered only while disabled, and not to off while a prepared transaction waits."""
     if publisher.server.version != "18":

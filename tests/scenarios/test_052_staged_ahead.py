@@ -137,6 +137,7 @@ def test_other_transactions_commit_while_parts_are_staged(any_replica: Replica, 
     assert taken
 
 
+@pytest.mark.full
 def test_beside_a_stock_subscriber(replica: Replica, stock: Callable[[str], Stock], taken: list[bool]) -> None:
     streaming.prepare(replica.database)
     beside = stock(streaming.DDL)

@@ -145,6 +145,7 @@ def _unsigned(rows: list[list[str | None]]) -> list[list[str | None]]:
 _ONE_NODE: Final = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+@pytest.mark.full
 @settings(max_examples=300, deadline=None, suppress_health_check=_ONE_NODE)
 @given(expression=random_selects.expressions())
 def test_random_expressions(pair: tuple[Node, Any, Any], expression: str) -> None:
@@ -152,6 +153,7 @@ def test_random_expressions(pair: tuple[Node, Any, Any], expression: str) -> Non
     _check_random(pair, f"SELECT {expression}")
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None, suppress_health_check=_ONE_NODE)
 @given(sql=random_selects.queries())
 def test_random_queries(pair: tuple[Node, Any, Any], sql: str) -> None:

@@ -115,6 +115,7 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     follower.assert_equal("t", "log")
 
 
+@pytest.mark.full
 def test_several_hosts(node: RunningNode) -> None:
     """On 17, target_session_attrs = primary finds the new primary without a command."""
     pair = Pair("17", synchronized_standby_slots="sb")

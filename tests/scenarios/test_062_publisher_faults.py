@@ -81,6 +81,7 @@ def resync(replica: Replica) -> None:
     replica.assert_equal("t", "u")
 
 
+@pytest.mark.full
 @on_both
 def test_the_slot_is_dropped_and_made_anew(replica: Replica, server: EmbeddedPostgres) -> None:
     replica.subscribe()
@@ -180,6 +181,7 @@ def test_a_publication_is_dropped_and_comes_back(replica: Replica, server: Embed
     resync(replica)
 
 
+@pytest.mark.full
 def test_a_publication_is_altered_under_load(replica: Replica, server: EmbeddedPostgres) -> None:
     replica.subscribe()
     replica.execute("INSERT INTO u VALUES (1)")
@@ -370,6 +372,7 @@ def test_wal_level_is_lowered(replica: Replica, server: EmbeddedPostgres) -> Non
     resync(replica)
 
 
+@pytest.mark.full
 def test_a_transaction_that_stays_open_holds_a_copy_up(replica: Replica, server: EmbeddedPostgres) -> None:
     """`status` names the transaction: creating a slot waits for every transaction that runs then."""
     replica.subscribe()
@@ -409,6 +412,7 @@ def test_a_transaction_that_stays_open_holds_a_copy_up(replica: Replica, server:
     replica.assert_equal("t", "u", "late", "later")
 
 
+@pytest.mark.full
 def test_disable_on_error_is_not_for_a_publisher_that_is_away(replica: Replica, server: EmbeddedPostgres) -> None:
     """Nothing is disabled before the stream begins (worker.c: run_apply_worker); a shutdown is no error at all."""
     replica.subscribe(disable_on_error="true")
@@ -422,6 +426,7 @@ def test_disable_on_error_is_not_for_a_publisher_that_is_away(replica: Replica, 
     assert replica.node.statistics(replica.name)["apply_error_count"] == 0
 
 
+@pytest.mark.full
 def test_a_slot_that_waits_is_given_up(replica: Replica, server: EmbeddedPostgres) -> None:
     """DISABLE and DROP take effect while a table's slot waits to be created; nothing of it stays on the publisher."""
     replica.subscribe()

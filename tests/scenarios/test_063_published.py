@@ -86,6 +86,7 @@ def test_001_inherited_tables_and_publications_of_inserts(replica: Replica) -> N
     assert ids(replica, "ins") == [1, 3]
 
 
+@pytest.mark.full
 def test_001_unlogged_tables_are_not_published(replica: Replica) -> None:
     """FOR ALL TABLES leaves unlogged and temporary tables out; one that becomes logged joins at REFRESH."""
     replica.execute(
@@ -232,6 +233,7 @@ def test_013_one_publication_via_the_root_is_enough(replica: Replica) -> None:
     assert set(replica.states()) == {"public.r"}
 
 
+@pytest.mark.full
 def test_024_publications_come_and_go(replica: Replica) -> None:
     """ADD, DROP and SET PUBLICATION, with and without a refresh; a refused one changes nothing."""
     for name in ("a", "b", "c"):
@@ -463,6 +465,7 @@ def test_034_a_key_without_overlaps(replica: Replica) -> None:
     replica.assert_equal("t")
 
 
+@pytest.mark.full
 def test_100_several_subscriptions_of_one_publisher(replica: Replica) -> None:
     """The same table twice, in folders of its own; one subscription is dropped, and the other goes on."""
     replica.execute(

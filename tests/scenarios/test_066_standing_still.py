@@ -198,6 +198,7 @@ def test_lag_is_unknown_while_the_publisher_is_away(node: RunningNode) -> None:
         replica.drop()
 
 
+@pytest.mark.full
 def test_rows_and_lsn_come_from_the_table(replica: Replica, other: Replica) -> None:
     other.subscribe()
     other.assert_equal("t", "u")
@@ -239,6 +240,7 @@ def test_rows_and_lsn_come_from_the_table(replica: Replica, other: Replica) -> N
     rows("f", 2)
 
 
+@pytest.mark.full
 def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
     spark: Spark, tmp_path: Any, replica: Replica, other: Replica, fault: Faults
 ) -> None:
@@ -288,6 +290,7 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
     assert len(logged) <= 4
 
 
+@pytest.mark.full
 def test_a_table_that_apply_waits_for_does_not_wait_for_copies(
     spark: Spark, tmp_path: Any, replica: Replica, fault: Faults
 ) -> None:

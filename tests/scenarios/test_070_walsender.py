@@ -198,6 +198,7 @@ def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: st
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", ["16", "18", "19"])
 def test_the_setup_of_the_regression_tests(upstreams: Servers, version: str) -> None:
     compare(
@@ -243,6 +244,7 @@ def test_settings_of_the_database_shape_the_output(upstreams: Servers, version: 
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", VERSIONS)
 def test_publications(upstreams: Servers, version: str) -> None:
     """Row filters, column lists, schemas, partition roots, all of them altered along the way."""
@@ -264,6 +266,7 @@ def test_trees_of_partitions(upstreams: Servers) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_row_filters(upstreams: Servers, version: str) -> None:
     """Each filter has a table of its own with the same rows; then the rows are changed."""
@@ -298,6 +301,7 @@ def test_two_phase(upstreams: Servers, version: str) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_origins(upstreams: Servers, version: str) -> None:
     """Transactions that came from another origin: sent, left out, prepared, streamed."""
@@ -432,6 +436,7 @@ def test_streaming(upstreams: Servers, version: str, streaming: str, two_phase: 
     server.drop_database(dbname)
 
 
+@pytest.mark.full
 def test_streaming_as_text(upstreams: Servers) -> None:
     """test_decoding says where a stream begins and ends, and that something is changed.
 

@@ -22,6 +22,7 @@ from tests.support.walsender_decodings import Decoding, create_slot, flush_lsn, 
 OPTIONS = {"proto_version": "1", "publication_names": "p"}
 
 
+@pytest.mark.full
 def test_crashes(tmp_path: Path) -> None:
     """kill -9 of the server, with records cut off in the middle: the decoding goes on when it is back."""
     with EmbeddedPostgres("18", settings={"fsync": "on", "autovacuum": "off"}) as server:
@@ -167,6 +168,7 @@ def decode(conninfo: str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.full
 def test_roles_and_settings() -> None:
     with EmbeddedPostgres("18") as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; CREATE ROLE plain LOGIN")
@@ -199,6 +201,7 @@ def test_roles_and_settings() -> None:
         assert "HINT:  ALTER SYSTEM SET wal_level = logical" in ran.stderr
 
 
+@pytest.mark.full
 def test_a_type_that_cannot_be_decoded_is_named() -> None:
     """It is refused by name when the stream starts; what comes later is refused at its first value."""
     with EmbeddedPostgres("18") as server:

@@ -110,6 +110,7 @@ def test_a_publication_may_have_any_name(publisher: EmbeddedPostgres) -> None:
             _publications(wrong)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_publications_in_other_encodings(publisher: EmbeddedPostgres, encoding: str) -> None:
     """A missing publication is reported, as by 18, even if no such name can exist; SQL_ASCII takes names as bytes."""

@@ -37,6 +37,7 @@ def between(start: int, end: int) -> list[str]:
     return ["--start", str(Lsn(start)), "--end", str(Lsn(end))]
 
 
+@pytest.mark.full
 def test_a_start_among_transactions() -> None:
     """A checkpoint serves only if every transaction that ran at it has ended; otherwise an older one does.
 
@@ -197,6 +198,7 @@ def test_a_transaction_that_is_prepared_outlives_the_server() -> None:
         assert [message.data[-1:] for message in ours if message.data[:1] == b"I"] == [b"4"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", ["15", "18", "19"])
 def test_a_start_before_the_wal_was_for_logical_decoding(version: str) -> None:
     """Rows in that WAL are not whole and would be left out silently; other settings may change freely."""

@@ -178,6 +178,7 @@ def test_names_that_differ_only_in_case_are_refused(replica: Replica, ddl: str) 
     assert replica.slots() == []
 
 
+@pytest.mark.full
 def test_other_readers(replica: Replica, spark: Spark) -> None:
     """Spark, DataFusion and DuckDB read the same values in the corpus' table."""
     wanted = corpus.columns(18)

@@ -87,7 +87,7 @@ def test_corpus(replica: Replica, binary: str) -> None:
     replica.assert_equal("t")
 
 
-@pytest.mark.parametrize("binary", ["false", "true"])
+@pytest.mark.parametrize("binary", ["false", pytest.param("true", marks=pytest.mark.full)])
 def test_without_a_key(replica: Replica, binary: str) -> None:
     """Rows are found by all their values: of equal rows exactly one changes."""
     replica.execute(
@@ -222,7 +222,7 @@ def outcome(convert: Any, value: bytes | None, *more: Any) -> list[Any] | str:
         return error.message
 
 
-@pytest.mark.parametrize("binary", ["false", "true"])
+@pytest.mark.parametrize("binary", ["false", pytest.param("true", marks=pytest.mark.full)])
 def test_streamed_transactions(replica: Replica, binary: str) -> None:
     """Transactions are decoded in parts while in progress, and divided by keys; some values are not sent again."""
     replica.execute(
@@ -280,7 +280,7 @@ def test_choices_that_are_refused(replica: Replica) -> None:
     replica.assert_equal("t", "u")
 
 
-@pytest.mark.parametrize("binary", ["false", "true"])
+@pytest.mark.parametrize("binary", ["false", pytest.param("true", marks=pytest.mark.full)])
 def test_values_that_are_refused(replica: Replica, binary: str) -> None:
     """The error names the table, the column and the LSN; nothing of the transaction is there."""
     replica.execute(

@@ -87,6 +87,7 @@ def test_changes_are_postgresql_s_rows(
         assert errors[0] == errors[1], query
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "encoding",
     ["LATIN1", pytest.param("UTF8", marks=pytest.mark.full), pytest.param("SQL_ASCII", marks=pytest.mark.full)],
@@ -344,7 +345,8 @@ def test_prepared_statements_see_the_slots_of_their_moment(ours: psycopg.Connect
     ).fetchall() == [("s4", ""), ("s5", "")]
 
 
-@pytest.mark.parametrize("parameters", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("parameters", [False, True])
 def test_an_argument_that_says_something_else_each_time(
     ours: psycopg.Connection[Any], database: Database, parameters: bool
 ) -> None:
@@ -412,6 +414,7 @@ def test_several_calls_in_one_query(ours: psycopg.Connection[Any]) -> None:
     assert same
 
 
+@pytest.mark.full
 async def test_asyncpg_prepares_everything(served: Publish, ours: psycopg.Connection[Any], database: Database) -> None:
     connection = await asyncpg.connect(
         host="127.0.0.1", port=served.port, user=database.server.user, database=database.name
@@ -434,6 +437,7 @@ async def test_asyncpg_prepares_everything(served: Publish, ours: psycopg.Connec
         await connection.close()
 
 
+@pytest.mark.full
 def test_a_call_that_decodes_can_be_cancelled(ours: psycopg.Connection[Any], database: Database) -> None:
     ours.execute("SELECT pg_create_logical_replication_slot('c', 'test_decoding')")
     database.execute("CREATE TABLE t AS SELECT n, repeat('x', 200) v FROM generate_series(1, 30000) n")

@@ -109,7 +109,14 @@ def _messages(walsender: pq.abc.PGconn) -> Generator[bytes]:
             yield bytes(data)[25:]
 
 
-@pytest.mark.parametrize("where", ["change", "commit", "describe", "skips_origin", "made", "wrong"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "change",
+        "commit",
+        *(pytest.param(at, marks=pytest.mark.full) for at in ("describe", "skips_origin", "made", "wrong")),
+    ],
+)
 def test_a_plugin_that_raises_anything_ends_its_stream_alone(
     ours: psycopg.Connection[Any], with_plugins: Publish, database: Database, where: str
 ) -> None:

@@ -154,6 +154,7 @@ def test_each_slot_gets_what_postgresql_sends_it(slots: Database, publish: Publi
         assert _rows(found[name], plugin) == _rows(expected, plugin), name
 
 
+@pytest.mark.full
 def test_a_client_that_reads_nothing_keeps_nobody_waiting(slots: Database, publish: Publish) -> None:
     """Its changes wait on disk; then it leaves the others' pass, and gets everything when it reads."""
 
@@ -177,6 +178,7 @@ def test_a_client_that_reads_nothing_keeps_nobody_waiting(slots: Database, publi
     assert _rows(slow, "pgoutput") == _rows(fast, "pgoutput")
 
 
+@pytest.mark.full
 def test_a_stream_that_begins_later_beside_one_that_is_behind(slots: Database, publish: Publish) -> None:
     """Both join a third one; what begins then is sent to each once, and not before its start."""
 

@@ -243,6 +243,7 @@ def test_parameters_cursors_and_copy(served: Served) -> None:
             assert [one.fetchone() for one in found] == [(number,) for number in range(20)]
 
 
+@pytest.mark.full
 async def test_asyncpg(served: Served) -> None:
     connection = await asyncpg.connect(host=str(served.node.home), database="pubsub", user="me")
     try:
@@ -328,6 +329,7 @@ def test_rows_wait_for_a_client_that_does_not_read(served: Served) -> None:
         connection.close()
 
 
+@pytest.mark.full
 def test_pubsub_sql_talks_to_the_daemon(served: Served) -> None:
     """Its output and exit codes are those of a client that works on the catalog itself."""
 

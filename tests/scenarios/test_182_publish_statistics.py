@@ -67,6 +67,7 @@ def test_what_functions_decode(database: Database, publish: Publish) -> None:
         database.query("SELECT pg_drop_replication_slot('s')")
 
 
+@pytest.mark.full
 def test_spilled_and_streamed_transactions(database: Database, publish: Publish) -> None:
     database.execute("INSERT INTO t SELECT id, repeat('x', 100) FROM generate_series(1, 5000) id")
     publish.query(f"{_GET})")
@@ -97,6 +98,7 @@ def test_what_streams_send_and_a_restart_keeps(database: Database, publish: Publ
         wait_until(lambda: _counted(publish.query(_COUNTED))["total_txns"] == 21, "the new one is counted")
 
 
+@pytest.mark.full
 def test_reset(database: Database, publish: Publish) -> None:
     database.execute("INSERT INTO t VALUES (1, 'a')")
     publish.query(f"{_GET})")

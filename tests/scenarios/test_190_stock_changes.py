@@ -319,6 +319,7 @@ def test_generated_columns_on_the_subscriber_are_refused(pair: Pair) -> None:
     pair.subscriber_says('logical replication target relation "public.t" has incompatible generated columns: "b", "c"')
 
 
+@pytest.mark.full
 def test_messages_do_not_reach_subscribers_but_clients(pair: Pair) -> None:
     """pg_logical_emit_message, in transactions and beside them: a subscriber moves on over them."""
     pair.both("CREATE TABLE t (a int PRIMARY KEY)")
@@ -381,6 +382,7 @@ def test_publications_that_change_their_names(pair: Pair) -> None:
     pair.gives("SELECT a FROM t ORDER BY 1", 1, 3)
 
 
+@pytest.mark.full
 def test_a_connection_s_settings_and_restarts_of_the_worker(pair: Pair) -> None:
     """A changed CONNECTION, name or list of publications restarts the stream; the connection's options reach the server."""
     pair.both("CREATE TABLE t (a int, at timestamptz)")

@@ -83,6 +83,7 @@ def test_streamed_transactions(pairs: Make, versions: str, mode: str) -> None:
     pair.caught_up()
 
 
+@pytest.mark.full
 @versions_of_both
 @pytest.mark.parametrize("two_phase", [pytest.param("off", marks=pytest.mark.full), "on"])
 def test_a_rolled_back_column(pairs: Make, versions: str, two_phase: str) -> None:
@@ -352,6 +353,7 @@ def test_conflicts_are_told_with_the_publisher_s_times(pair: Pair) -> None:
     pair.subscriber_says("conflict=delete_missing", begin)
 
 
+@pytest.mark.full
 @versions_of_both
 def test_copies_that_fail_and_start_again(pairs: Make, versions: str) -> None:
     """A copy in the way of rows, one whose worker is killed, tables that come during a copy, dropped while it waits (004)."""
@@ -391,6 +393,7 @@ def test_copies_that_fail_and_start_again(pairs: Make, versions: str) -> None:
     wait_until(lambda: pair.slots() == [], "no slot is left")
 
 
+@pytest.mark.full
 def test_a_slot_made_by_hand_and_connections_that_fail(pair: Pair) -> None:
     """connect = false, create_slot = false, slots of other names; a wrong role, database, host, slot."""
     pair.both("CREATE TABLE t (a int PRIMARY KEY)")
@@ -422,6 +425,7 @@ def test_a_slot_made_by_hand_and_connections_that_fail(pair: Pair) -> None:
     pair.equal("t")
 
 
+@pytest.mark.full
 def test_a_subscription_s_failover_is_switched(pair: Pair) -> None:
     pair.both("CREATE TABLE t (a int PRIMARY KEY)")
     pair.run("CREATE PUBLICATION p FOR TABLE t")

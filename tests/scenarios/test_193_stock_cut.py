@@ -119,6 +119,7 @@ def test_the_upstream_server_s_network_is_cut_at_any_byte(tmp_path: Path, seed: 
             assert pair.publish.terminate() == 0, pair.publish.tail()
 
 
+@pytest.mark.full
 def test_a_network_that_delivers_byte_by_byte(pairs: Make) -> None:
     """Messages come in pieces, and slowly."""
     pair = pairs()
@@ -138,6 +139,7 @@ def test_a_network_that_delivers_byte_by_byte(pairs: Make) -> None:
         pair.drop()
 
 
+@pytest.mark.full
 def test_half_open_connections(make: Make) -> None:
     """The network falls silent: our server gives the slot free after wal_sender_timeout, the subscriber connects again."""
     pair = make("18", "18", wal_sender_timeout="2s")

@@ -162,7 +162,11 @@ def test_without_a_terminal_nobody_is_asked(database: Database, tmp_path: Path) 
     assert "--yes" in ran.stderr
 
 
-@pytest.mark.parametrize("answer", ["", "n", None], ids=["yes", "no", "SIGINT"])
+@pytest.mark.parametrize(
+    "answer",
+    ["", *(pytest.param(answer, marks=pytest.mark.full) for answer in ("n", None))],
+    ids=["yes", "no", "SIGINT"],
+)
 def test_it_asks_on_a_terminal(database: Database, tmp_path: Path, answer: str | None) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q")
     ours, theirs = pty.openpty()
