@@ -159,13 +159,19 @@ class RelationMap:
 
     @property
     def least_synchronized(self) -> Lsn:
-        """The least LSN up to which a table in s or r holds everything (0: there is none, or one that does not know)."""
-        held = [
-            Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN))
-            for entry in self.entries.values()
-            if entry.relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.stopped
-        ]
-        return min(held, default=INVALID_LSN)
+        """The least LSN from which on a table needs the stream; 0: no table does, or one that does not know.
+
+        A table in s or r has everything up to there; one in c gets it from its sync worker.
+        """
+        found = []
+        for relid, entry in self.entries.items():
+            if entry.stopped:
+                continue
+            if entry.relation.state in (RelState.SYNCDONE, RelState.READY):
+                found.append(Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN)))
+            elif relid in self._handover.promised:
+                found.append(self._handover.promised[relid])
+        return min(found, default=INVALID_LSN)
 
     def hold(self, lsn: Lsn) -> bool:
         """Tell whether every table has what a transaction changed that ends at `lsn`, or gets it by a copy."""

@@ -43,7 +43,7 @@ from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import NotInPrerequisiteState, PublisherError, StartAgain
 from pubsub.protocol import commands
 from pubsub.protocol.binary.single_values import BinaryTypes
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity
@@ -67,6 +67,13 @@ class _Start:
     two_phase: TwoPhase
     gap: fill.Gap | None
     """What the slot does not keep, if that can be decoded from an archive."""
+
+    @property
+    def sent_from(self) -> Lsn:
+        """The stream has every commit from here on, and no earlier one."""
+        if self.gap is not None:
+            return self.gap.begins
+        return INVALID_LSN if self.slot is None else self.slot.confirmed_flush_lsn or INVALID_LSN
 
 
 class ApplyWorker:
@@ -137,6 +144,8 @@ class ApplyWorker:
                     f"the slot is made anew, and begins at {made.consistent_point}; no table lacks what is before"
                 )
             stream, options = await self._start(connection, slot_name, start, filler)
+            if filler is None and start.slot is None:
+                raise StartAgain(f'replication slot "{slot_name}" has been made: where it begins is looked at')
             try:
                 buffer = await asyncio.to_thread(open_buffer, self._settings, str(start.subscription.oid))
                 self._pipeline = pipeline = self._pipeline_of(stream, start, options, buffer)
@@ -240,6 +249,7 @@ class ApplyWorker:
             stream,
             Course(
                 start.origin,
+                start.sent_from,
                 align_at=greatest if greatest > start.origin else None,
                 stop_at=subscription.options.stop_lsn,
                 skip=subscription.skip_lsn,

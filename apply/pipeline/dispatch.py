@@ -64,8 +64,8 @@ class Dispatcher:
     """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
 
     `position`: the LSN up to which everything has been received, which is the end of the last transaction or a keepalive's WAL
-    end.  `decided`: the end of the last transaction.  A streamed transaction in progress holds neither back: it ends past both,
-    so after a reconnection the publisher sends it again whole.
+    end.  `decided`: the end of the last transaction; before the first one, where the stream's commits begin.  A streamed
+    transaction in progress holds neither back: it ends past both, so after a reconnection the publisher sends it again whole.
 
     While `waiting` is not None, no more frames are taken: a transaction was prepared (call `kept`), or its outcome arrived (call
     `committed`, `committed_nothing` or `rolled_back`).  Until then `position` does not include it.
@@ -90,6 +90,7 @@ class Dispatcher:
         start: Lsn,
         buffer: ReorderBuffer | None = None,
         *,
+        sent_from: Lsn = INVALID_LSN,
         parallel: bool = False,
         skip: Lsn = INVALID_LSN,
         ahead: Ahead | None = None,
@@ -102,7 +103,7 @@ class Dispatcher:
         self._skip = skip
         self._skip_is_new = skip != INVALID_LSN
         self.position = start
-        self.decided = start
+        self.decided = max(start, sent_from)
         self.last_frame_lsn = start
         self.reply_requested = False
         self._buffer = buffer

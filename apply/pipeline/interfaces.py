@@ -39,12 +39,14 @@ class Limits:
 class Course:
     """What of a stream is applied, by LSN.
 
-    `start`: everything up to it is durable already.  `align_at`: the first batch closes here if the stream reaches it, so that
-    tables line up again after a crash between the commits of one batch.  `stop_at`: the last LSN; None: without end.  `skip`:
-    the finish LSN of a transaction to leave out.
+    `start`: everything up to it is durable already.  `sent_from`: the stream has no commit from before it, which may be later: a
+    table that is copied follows a slot of its own up to there.  `align_at`: the first batch closes here if the stream reaches it,
+    so that tables line up again after a crash between the commits of one batch.  `stop_at`: the last LSN; None: without end.
+    `skip`: the finish LSN of a transaction to leave out.
     """
 
     start: Lsn
+    sent_from: Lsn = INVALID_LSN
     align_at: Lsn | None = None
     stop_at: Lsn | None = None
     skip: Lsn = INVALID_LSN

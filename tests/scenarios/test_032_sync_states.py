@@ -246,3 +246,15 @@ def test_more_tables_than_workers(replica: Replica) -> None:
     assert 1 <= most <= 3, "max_sync_workers_per_subscription"
     replica.assert_equal(*names)
     only_the_main_slot(replica)
+
+
+def test_a_slot_that_is_made_after_the_copies(replica: Replica) -> None:
+    """What is written between them is in no stream but those of the sync workers."""
+    replica.execute(TABLE.format("a"), "CREATE PUBLICATION p FOR TABLE a")
+    replica.subscribe(create_slot="false")
+    wait_until(lambda: replica.states() == {"public.a": "f"}, "the copy")
+    replica.execute("UPDATE a SET n = 1 WHERE id < 10", "INSERT INTO a VALUES (6000, 0, 'before the slot', NULL)")
+    replica.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
+    replica.assert_equal("a")
+    replica.execute("INSERT INTO a VALUES (6001, 0, 'after it', NULL)")
+    replica.assert_equal("a")

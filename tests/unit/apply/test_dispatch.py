@@ -85,6 +85,13 @@ def test_an_empty_transaction_moves_the_position_alone() -> None:
     assert (d.position, d.decided) == (200, 200)
 
 
+def test_before_the_first_transaction_what_is_not_sent_counts_as_decided() -> None:
+    """A slot that was made late sends nothing of what a copied table got written before."""
+    d = Dispatcher(Lsn(10), sent_from=Lsn(70))
+    assert (d.position, d.decided) == (10, 70)
+    assert Dispatcher(Lsn(80), sent_from=Lsn(70)).decided == 80
+
+
 def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
     """Inside a transaction the server's end of WAL is past changes whose outcome is not known yet."""
     d = Dispatcher(Lsn(10))

@@ -116,6 +116,10 @@ async def test_the_least_that_a_synchronized_table_holds(bench: Bench) -> None:
     await bench.copied(100)
     await relations.load()
     assert relations.least_synchronized == 0, "its sync worker follows a slot of its own"
+    bench.decided = Lsn(130)
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+    assert relations.least_synchronized == 130, "it follows that slot no further"
     await bench.synced(150)
     await relations.load()
     assert relations.least_synchronized == 150
