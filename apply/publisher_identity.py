@@ -70,7 +70,12 @@ class PublisherLost(NotInPrerequisiteState):
 
 
 class SlotLost(PublisherError):
-    """The slot does not keep what is to be applied next, and never will: only a copy of every table goes on from here."""
+    """The slot does not keep what is to be applied next, and never will: only a copy of every table goes on from here.
+
+    `copies`: whether that takes new copies; not while every table is still to be copied.
+    """
+
+    copies = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +321,17 @@ def explained_stream(error: PublisherError) -> PublisherError:
     return PublisherError(error.message, sqlstate=error.sqlstate, detail=error.detail, hint=hint, context=error.context)
 
 
-async def explained(connection: Connection, error: PublisherError, slot: SlotInfo | None) -> PublisherError:
+async def explained(
+    connection: Connection, error: PublisherError, slot: SlotInfo | None, *, standby: bool = False
+) -> PublisherError:
     """Return START_REPLICATION's `error` with a hint and, if the slot is in use, its user."""
     detail, hint, kind = error.detail, error.hint, PublisherError
     if "wal_level" in error.message:
         hint = "Set wal_level = logical in the publisher's postgresql.conf, and restart it."
+    elif error.sqlstate == replication.UNDEFINED_OBJECT and slot is None and standby:
+        # The primary's slots are not here, unless they are synchronized, and the primary may come back.
+        detail = detail or "The server is a standby."
+        hint = "Connect to the primary (target_session_attrs=read-write), where the slot is.  " + RESYNC_HINT
     elif error.sqlstate == replication.UNDEFINED_OBJECT and slot is None:
         hint, kind = RESYNC_HINT, SlotLost
     elif slot is not None and slot.lost:

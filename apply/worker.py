@@ -65,6 +65,8 @@ class _Start:
     slot: SlotInfo | None
     promotion: Promotion
     two_phase: TwoPhase
+    begins: Lsn
+    """Where the stream must begin at the latest; 0 if it may begin anywhere (Standing.begins)."""
     gap: fill.Gap | None
     """What the slot does not keep, if that can be decoded from an archive."""
 
@@ -199,7 +201,7 @@ class ApplyWorker:
         except PublisherLost as error:
             await self._catalog.set_publisher_lost(subscription.oid, error.lsn)
             raise
-        return _Start(subscription, origin, identity, began, slot, promotion, two_phase, gap)
+        return _Start(subscription, origin, identity, began, slot, promotion, two_phase, standing.begins, gap)
 
     async def _start(
         self, connection: Connection, slot_name: str, start: _Start, filler: fill.Filler | None
@@ -224,7 +226,11 @@ class ApplyWorker:
             try:
                 stream = await replication.start(connection, slot_name, start.origin, options)
             except PublisherError as error:
-                raise await publisher_identity.explained(connection, error, start.slot) from error
+                standby = start.promotion.standby
+                known = await publisher_identity.explained(connection, error, start.slot, standby=standby)
+                if isinstance(known, publisher_identity.SlotLost):
+                    known.copies = start.begins != INVALID_LSN
+                raise known from error
         if await publisher_identity.remember(self._catalog, subscription, start.identity, start.began):
             logger.info(
                 "publisher has another identity",
@@ -280,7 +286,7 @@ class ApplyWorker:
                 return False
             async with asyncio.TaskGroup() as group:
                 watching = [
-                    group.create_task(self._follow_tables()),
+                    group.create_task(self._follow_tables(may_enable=filler is None)),
                     group.create_task(self._fail_when_broken()),
                     group.create_task(self._watch_publications()),
                 ]
@@ -427,13 +433,15 @@ class ApplyWorker:
         """Read the catalog again: its list of tables, or a table's state, has changed."""
         self._tables_changed.set()
 
-    async def _follow_tables(self) -> None:
+    async def _follow_tables(self, *, may_enable: bool) -> None:
+        """Read the tables whenever they may have changed.  `may_enable`: the next worker would enable two-phase commit."""
         relations = self._tables.relations
+        pending = may_enable and self._subscription.options.two_phase_state == "p" and not self._enabling
         while True:
             await relations.load()
             await self._tables.store_ready()
             await self._tables.begin_refresh()
-            if self._subscription.options.two_phase_state == "p" and not self._enabling and relations.all_ready:
+            if pending and relations.all_ready:
                 raise StartAgain("all tables are ready: the apply worker starts again with two-phase commit")
             await self._tables_changed.wait()
             self._tables_changed.clear()

@@ -377,7 +377,7 @@ async def resync(
             identity = await identify_system(connection)
             await catalog.copy_again(oid, again, (identity.system_identifier, identity.timeline))
             # Last: if the command ends before it, no table lacks what the stream skips.
-            await _begin_stream_anew(session, subscription, connection, subscription.slot_name)
+            await begin_stream_anew(session, subscription, connection, subscription.slot_name)
 
 
 async def _check_stream(connection: Connection, subscription: Subscription) -> None:
@@ -394,7 +394,7 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
         )
 
 
-async def _begin_stream_anew(session: Session, subscription: Subscription, connection: Connection, name: str) -> None:
+async def begin_stream_anew(session: Session, subscription: Subscription, connection: Connection, name: str) -> None:
     """Move the slot `name` to the publisher's current position, because every table is copied again.
 
     Creates the slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets

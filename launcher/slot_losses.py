@@ -2,7 +2,8 @@
 
 That is ALTER SUBSCRIPTION ... RESYNC TABLE with every table, given by the daemon: a new slot, and copies as many at a time as
 max_sync_workers_per_subscription says; readers see the old rows until a table's copy is whole.  A subscription is copied anew at
-most max_resyncs_per_day times within a day: a slot that is lost again and again wants another remedy.
+most max_resyncs_per_day times within a day: a slot that is lost again and again wants another remedy.  An attempt that does not
+reach its new slot is not counted, and made again; if the tables are to be copied anew by then, the slot alone is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import structlog
 from apply.publisher_identity import SlotLost
 from catalog.records import Subscription
 from catalog.store import Catalog
-from launcher.altersubscription import resync
+from launcher.altersubscription import begin_stream_anew, resync
 from launcher.client_session import Session
 from launcher.failures import typed
 from launcher.notices import Notice
@@ -38,8 +39,9 @@ class SlotLosses:
         self._catalog = catalog
         self._wake = wake
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        # Subscriptions whose slot was lost too often, by oid: said once.
+        # Subscriptions whose slot was lost too often, by oid: said once.  Of failed attempts, the last reason.
         self._given_up: set[int] = set()
+        self._failed: dict[int, str] = {}
 
     def lost(self, subscription: Subscription, error: SlotLost) -> None:
         """Begin to copy the subscription's tables anew, if it says so and that is not under way."""
@@ -57,9 +59,16 @@ class SlotLosses:
 
     async def _resync(self, subscription: Subscription, error: SlotLost) -> None:
         try:
-            await self._copy_anew(subscription, error)
+            if error.copies:
+                await self._copy_anew(subscription, error)
+            else:
+                await self._make_slot(subscription)
+            self._failed.pop(subscription.oid, None)
         except Exception as failure:
             known = typed(failure)
+            if self._failed.get(subscription.oid) == known.message:
+                return  # said before; the apply worker tries again, and says that the slot is lost
+            self._failed[subscription.oid] = known.message
             logger.error(
                 "tables could not be copied anew after the loss of a slot",
                 subscription=subscription.name,
@@ -93,10 +102,20 @@ class SlotLosses:
             tables=len(relations),
             rows=sum(relation.estimated_rows or 0 for relation in relations),
         )
-        # Before the copies: if the daemon is killed meanwhile, they count.
-        await self._catalog.alter_subscription(oid, options=lambda options: replace(options, resynced_at=(*times, now)))
         session = Session(self._settings, self._catalog, self._notice, self._wake)
         await resync(session, stored, tuple(QualifiedName(one.schema, one.name) for one in relations))
+        await self._catalog.alter_subscription(oid, options=lambda options: replace(options, resynced_at=(*times, now)))
+
+    async def _make_slot(self, subscription: Subscription) -> None:
+        """Make the slot, of which no table needs anything: an attempt ended before, or the first copies are under way."""
+        stored = await self._catalog.subscription(subscription.oid)
+        assert stored.slot_name is not None
+        logger.warning(
+            "replication slot was lost before any table was copied: it is made anew", subscription=stored.name
+        )
+        session = Session(self._settings, self._catalog, self._notice, self._wake)
+        async with await session.connect(stored.name, stored.conninfo) as connection:
+            await begin_stream_anew(session, stored, connection, stored.slot_name)
 
     def _notice(self, notice: Notice) -> None:
         logger.info("notice of a copy anew", message=notice.message, detail=notice.detail, hint=notice.hint)

@@ -12,6 +12,9 @@ gap, too.  The slot is made last, since it keeps WAL on the publisher, and may b
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,8 @@ from pubsub.publisher.slots import SlotInfo
 from pubsub.settings import Settings
 
 logger = structlog.get_logger()
+
+_SEGMENT: Final = re.compile(r"[0-9A-F]{24}")
 
 _UNDEFINED_FILE: Final = "58P01"
 
@@ -164,7 +169,10 @@ class Filler:
         """Return an error of the decoding with what to do about it; for missing WAL, what a copy of all tables would cost."""
         hint, kind = explained_stream(error).hint, PublisherError
         # A position is told of WAL, not of a directory that cannot be read.
-        if error.sqlstate == _UNDEFINED_FILE and error.context is not None:
+        archive = self._subscription.options.wal_archive
+        if error.sqlstate == _UNDEFINED_FILE and archive is not None and not await asyncio.to_thread(_has_wal, archive):
+            hint = f'"{archive}" has no file of WAL: is it the archive, and is what holds it mounted?'
+        elif error.sqlstate == _UNDEFINED_FILE and error.context is not None:
             kind = SlotLost
             hint = (
                 "Restore the file to the archive, or copy anew with ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the "
@@ -186,3 +194,12 @@ class Filler:
         except (PublisherError, ConnectionFailure):
             return ""
         return f", which would read {tables} tables of {size} in all"
+
+
+def _has_wal(archive: str) -> bool:
+    """Return whether the directory has segments of WAL, of whatever form; False if it cannot be read."""
+    try:
+        with os.scandir(archive) as files:
+            return any(_SEGMENT.match(one.name) for one in files)
+    except OSError:
+        return False

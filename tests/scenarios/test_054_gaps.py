@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from launcher import altersubscription
+from pubsub.errors import ConnectionFailure
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.archived import archive_of, archived_server
@@ -210,6 +212,43 @@ def test_the_archive_is_away(replica: Followed, archive: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_archive_is_not_mounted(replica: Followed, archive: Path) -> None:
+    """Its directory is empty: that is no missing segment, either."""
+    replica.subscribe(on_slot_loss="resync")
+    generations = replica.generations()
+    replica.alter("DISABLE")
+    replica.execute("UPDATE t SET n = 1")
+    replica.lose_the_slot()
+    archive.rename(archive.with_name("elsewhere"))
+    archive.mkdir()
+    replica.alter("ENABLE")
+    found = failure(replica, "could not fill the gap")
+    assert "mounted" in found["hint"]
+    archive.rmdir()
+    archive.with_name("elsewhere").rename(archive)
+    replica.goes_on()
+    assert replica.generations() == generations, "a table was copied"
+
+
+@pytest.mark.full
+def test_two_phase_commit_is_asked_for_before_the_gap_is_filled(replica: Followed) -> None:
+    """The worker once began again for it at once, over and over, and filled nothing."""
+    replica.subscribe()
+    generations = replica.generations()
+    replica.alter("DISABLE")
+    replica.alter("SET (two_phase = true)")
+    replica.lose_the_slot()
+    replica.execute("UPDATE t SET n = 1")
+    with captured_logs() as logs:
+        replica.alter("ENABLE")
+        replica.goes_on()
+    enabled = "SELECT two_phase FROM pg_replication_slots"
+    wait_until(lambda: replica.query(enabled) == [(True,)], "two-phase to be enabled")
+    assert replica.generations() == generations, "a table was copied"
+    assert sum(entry["event"] == "apply worker starts again" for entry in logs) < 3
+
+
+@pytest.mark.full
 def test_the_slot_is_made_anew_by_hand(replica: Followed) -> None:
     """It begins too late; so it does if the worker ends between the making of a slot and its position."""
     replica.subscribe()
@@ -300,6 +339,31 @@ def test_every_table_is_copied_anew_if_the_subscription_says_so(replica: Followe
     replica.alter(f"SET (wal_archive = '{replica.archive}')")
     replica.goes_on()
     assert replica.generations() == again
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["drop_slots_of", "begin_stream_anew"])
+def test_copies_anew_that_are_interrupted(replica: Followed, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Before the tables are to be copied, or before the slot is made: neither counts, and what was written meanwhile is there."""
+    replica.subscribe(wal_archive="none", on_slot_loss="resync")
+    generations = replica.generations()
+    replica.alter("DISABLE")
+    replica.lose_the_slot()
+    replica.execute("UPDATE t SET n = 1")
+    step = getattr(altersubscription, where)
+
+    async def interrupted(*_: object) -> None:
+        monkeypatch.setattr(altersubscription, where, step)
+        replica.execute("INSERT INTO t VALUES (9001, 1, 'meanwhile')")
+        raise ConnectionFailure("the publisher is away")
+
+    monkeypatch.setattr(altersubscription, where, interrupted)
+    with captured_logs() as logs:
+        replica.alter("ENABLE")
+        wait_until(lambda: [one + 1 for one in generations] == replica.generations(), "copies")
+        replica.goes_on()
+    assert replica.generations() == [one + 1 for one in generations], "once"
+    assert not any("not copied anew again today" in entry["event"] for entry in logs)
 
 
 @pytest.mark.full

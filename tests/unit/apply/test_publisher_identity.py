@@ -229,6 +229,10 @@ async def test_what_to_do_about_a_stream_that_does_not_start() -> None:
     assert told.hint == publisher_identity.RESYNC_HINT
     told = await explained(cast(Any, None), PublisherError("no slot", sqlstate="42704"), None)
     assert told.hint == publisher_identity.RESYNC_HINT
+    assert isinstance(told, SlotLost)
+    told = await explained(cast(Any, None), PublisherError("no slot", sqlstate="42704"), None, standby=True)
+    assert not isinstance(told, SlotLost), "the primary may have it: nothing is copied anew"
+    assert "primary" in (told.hint or "")
     told = await explained(cast(Any, None), PublisherError('requires "wal_level" >= "logical"', sqlstate="55000"), None)
     assert "wal_level = logical" in (told.hint or "")
 
