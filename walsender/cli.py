@@ -168,6 +168,8 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         parsed.slot,
         _size(parsed.work_mem),
         receiver_timeout=_RECEIVER_TIMEOUT.parse(parsed.wal_receiver_timeout) * _RECEIVER_TIMEOUT.factor,
+        # Who reads a stream decides by the timeline whether the server may be followed.
+        one_timeline=parsed.as_stream,
     )
 
 

@@ -59,8 +59,18 @@ class DecodeRequest:
     """The redo position of the checkpoint to begin at, if it is known; 0: it is searched for."""
     receiver_timeout: float = RECEIVER_TIMEOUT
     """wal_receiver_timeout: seconds after which a silent server is taken for lost, and connected to anew; 0: never."""
+    one_timeline: bool = False
+    """Whether decoding ends (NotInPrerequisiteState) where the server is found on a later timeline than it was at the start."""
     make_source: Callable[[Upstream], Source] | None = None
     """Where the WAL comes from instead of the server and `wal`."""
+
+
+def _refuse_timeline() -> None:
+    raise NotInPrerequisiteState(
+        "the server is on a later timeline than before",
+        detail="Everything up to now is of the timeline before.",
+        hint="Begin again: what follows is of the new timeline.",
+    )
 
 
 class _Turn:
@@ -154,7 +164,14 @@ class Session:
         if request.make_source is not None:
             source = request.make_source(server)
         else:
-            source = WalSource(request.conninfo, server, request.wal, request.slot, timeout=request.receiver_timeout)
+            source = WalSource(
+                request.conninfo,
+                server,
+                request.wal,
+                request.slot,
+                timeout=request.receiver_timeout,
+                switched=_refuse_timeline if request.one_timeline else lambda: None,
+            )
         try:
             await source.open()
             if past and not request.redo:

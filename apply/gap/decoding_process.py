@@ -1,7 +1,8 @@
 """A stream that a process of ours decodes (`python -m walsender decode --as-stream`), as if a walsender sent it.
 
 It reads segments from an archive as long as they are there, and then from the server itself.  Its output is a walsender's in
-copy-both mode.  The process ends when its output is closed, so it does not outlive this one.
+copy-both mode.  The process ends when its output is closed, so it does not outlive this one; and where the server is found on a
+later timeline, which must be stored before anything of it is (publisher_identity.remember).
 """
 
 from __future__ import annotations

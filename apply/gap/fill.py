@@ -126,6 +126,7 @@ class Filler:
 
     async def run(self, pipeline: Pipeline) -> None:
         """Make the slot, if it is missing, once everything up to now is applied; return when it keeps everything to come."""
+        await faults.reached("gap: being filled")
         slot, begins = self._gap.slot, self._gap.begins
         if slot is not None and slot.confirmed_flush_lsn is not None:
             begins = slot.confirmed_flush_lsn

@@ -395,6 +395,45 @@ def test_a_standby_without_the_slot_takes_over(replica: Followed, server: Embedd
 
 
 @pytest.mark.full
+def test_a_standby_takes_over_while_the_gap_is_filled(
+    replica: Followed, server: EmbeddedPostgres, fault: Faults
+) -> None:
+    """Its timeline is stored before anything of it is: else what is applied would seem lost in the failover."""
+    replica.subscribe()
+    generations = replica.generations()
+    with server.make_standby("sb") as standby:
+        ports = f"{server.port},{standby.port}"
+        replica.alter(
+            f"CONNECTION 'host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=postgres target_session_attrs=read-write'"
+        )
+        replica.alter("DISABLE")
+        replica.lose_the_slot()
+        replica.execute("UPDATE t SET n = 3 WHERE id < 20")
+        fault.arm("gap: being filled")
+        replica.alter("ENABLE")
+        fault.wait("gap: being filled")
+        replica.assert_equal("t", "u")
+        ((lsn,),) = replica.query("SELECT pg_current_wal_lsn()::text")
+        wait_until(
+            lambda: standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)], "the standby's replay"
+        )
+        server.kill()
+        standby.promote()
+        replica.database = Database(standby, "postgres")
+        replica.execute("UPDATE t SET n = 4 WHERE id < 30")
+        replica.assert_equal("t", "u")
+        fault.release("gap: being filled")
+        replica.goes_on()
+        wait_until(
+            lambda: replica.query("SELECT active FROM pg_replication_slots") == [(True,)],
+            "the stream from the new slot",
+        )
+        replica.goes_on()
+        assert replica.generations() == generations, "a table was copied"
+        replica.leave()
+
+
+@pytest.mark.full
 def test_a_slot_that_was_idle_for_too_long(replica: Followed, server: EmbeddedPostgres) -> None:
     replica.subscribe()
     generations = replica.generations()
