@@ -30,7 +30,7 @@ from sqlalchemy.pool import NullPool
 
 from catalog import schema
 from catalog.database import NOT_OURS, Database, failures, typed
-from catalog.home_lock import DaemonLock
+from catalog.home_lock import DaemonLock, running_daemon
 from pubsub.errors import ObjectInUse, PubsubError
 
 #: An arbitrary advisory lock; its second key is the oid of the node's table, by which schemas of a database differ.
@@ -44,6 +44,11 @@ SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp
                 'tcp_keepalives_interval')
 """
 _TRY: Final = f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK}, 'pubsub_node'::regclass::oid::int8::bit(32)::int4)"
+_IS_HELD: Final = f"""
+SELECT EXISTS (SELECT FROM pg_catalog.pg_locks
+                WHERE locktype = 'advisory' AND classid = {_LOCK} AND objid = 'pubsub_node'::regclass::oid AND objsubid = 2
+                      AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) AND granted)
+"""
 _HINT: Final = "Stop it first, or give this node a catalog of its own: a catalog has one daemon at a time."
 
 _T = schema.node
@@ -73,13 +78,20 @@ class Holder(Database):
                 await self.let_go()
                 raise
             return
-        path = Path(str(self._engine.url.database))
-        self._file_lock = DaemonLock.acquire(path.parent, file=f"{path.name}.pid", what=f'catalog "{path}"', hint=_HINT)
+        path = self._file
+        self._file_lock = DaemonLock.acquire(path.parent, file=_lock_file(path), what=f'catalog "{path}"', hint=_HINT)
         try:
             await self._check_place(path)
         except BaseException:
             await self.let_go()
             raise
+
+    async def has_daemon(self) -> bool:
+        """Return whether a process, of whatever home, is the catalog's daemon."""
+        if self._engine.dialect.name != "postgresql":
+            return running_daemon(self._file.parent, file=_lock_file(self._file)) is not None
+        async with self._read() as connection:
+            return bool((await connection.exec_driver_sql(_IS_HELD)).scalar_one())
 
     async def prove(self) -> None:
         """Check that this process still is the catalog's daemon.
@@ -121,6 +133,11 @@ class Holder(Database):
         if self._file_lock is not None:
             self._file_lock.release()
             self._file_lock = None
+
+    @property
+    def _file(self) -> Path:
+        """The file of a catalog on SQLite."""
+        return Path(str(self._engine.url.database))
 
     async def _connect(self) -> AsyncConnection:
         """Open the session for the lock.  Keepalives let the server notice soon that this process is unreachable."""
@@ -247,3 +264,7 @@ def _is_catalog_of(path: Path, node_id: str) -> bool:
     except sqlite3.Error:
         return False
     return found is not None and found[0] == node_id
+
+
+def _lock_file(catalog: Path) -> str:
+    return f"{catalog.name}.pid"

@@ -79,10 +79,13 @@ class DaemonLock:
         self.release()
 
 
-def running_daemon(home: Path) -> int | None:
-    """Return the process id of the node's daemon; None when none runs; 0 while it starts and has not written its id."""
+def running_daemon(home: Path, *, file: str = LOCK_FILE) -> int | None:
+    """Return the process id of the node's daemon; None when none runs; 0 while it starts and has not written its id.
+
+    `file`: as for DaemonLock.acquire.
+    """
     try:
-        descriptor = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(home / file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from catalog.home_lock import running_daemon
 from catalog.records import Subscription
 from catalog.store import Catalog
 from launcher.notices import Notice
@@ -63,7 +62,7 @@ class Session:
             ) from error
 
     async def workers_ended(self, subscription: Subscription) -> None:
-        """Wait until no worker of this node works for `subscription`, whose workers the catalog already asks to end.
+        """Wait until no worker works for `subscription`, whose workers the catalog already asks to end.
 
         Returns at once when no daemon runs.  Raises the error that the daemon answers, and RequestTimeoutError.
         """
@@ -72,13 +71,13 @@ class Session:
     async def ask_daemon(
         self, kind: str, subid: int | None = None, payload: dict[str, Any] | None = None, *, timeout: float
     ) -> dict[str, Any] | None:
-        """Let this node's daemon carry out a request, and wait for its answer; return what it found, None if no daemon runs.
+        """Let the catalog's daemon carry out a request, and wait for its answer; return what it found, None if no daemon runs.
 
         Raises the error that the daemon answered, and RequestTimeoutError after `timeout` seconds.
         """
         request = asyncio.create_task(self.catalog.request(kind, subid, payload, timeout=timeout))
         try:
-            while running_daemon(self.settings.home) is not None:
+            while await self.catalog.has_daemon():
                 self.wake()
                 done, _ = await asyncio.wait({request}, timeout=_LOOK)
                 if done:

@@ -269,6 +269,27 @@ def test_two_homes_on_it(spark: Spark, location: str, tmp_path: Path) -> None:
         assert one.fetch("SELECT 1 AS one") == [{"one": 1}]
 
 
+def test_a_command_from_another_home_waits_for_the_workers(
+    spark: Spark, location: str, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    settings = Settings.read({"catalog": {"url": location}}, tmp_path / "other")
+
+    async def disable(name: str) -> dict[int, object]:
+        async with Node(settings.home, workers=False, settings=settings) as other:
+            await other.execute(f"ALTER SUBSCRIPTION {name} DISABLE")
+            assert node._node._service is not None
+            return dict(node._node._service.launcher.runners)
+
+    # The daemon looks at its catalog late.
+    with RunningNode(tmp_path / "node", spark, catalog={"url": location}, catalog_poll_interval="2s") as node:
+        replica = Replica(node, database)
+        replica.subscribe()
+        replica.assert_equal("t")
+        assert asyncio.run(disable(replica.name)) == {}
+        replica.drop()
+
+
 def test_a_node_lives_on_it(spark: Spark, location: str, database: Database, tmp_path: Path) -> None:
     """Copy, apply, a restart, every view, and DROP: nothing of the node's state is in its directory."""
     database.execute(

@@ -16,6 +16,7 @@ from sqlalchemy.pool import StaticPool
 from catalog.database import _prepare
 from catalog.pauses import Unlock
 from catalog.store import Catalog
+from tests.simulation import sessions
 from tests.simulation.life import Life
 
 
@@ -143,6 +144,10 @@ class SimulatedCatalog(Catalog):
         """As Holder.hold; of a file only the lock of its home counts here, which the world keeps."""
         if self._engine.dialect.name == "postgresql":
             await super().hold()
+
+    async def has_daemon(self) -> bool:
+        """As Holder.has_daemon: the world has one supervisor."""
+        return sessions.WORLD[0].supervisor.living is not None
 
     async def _known(self, read: Any, *args: object) -> Any:
         key = (read.__name__, *args)

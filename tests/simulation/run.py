@@ -22,7 +22,6 @@ import apply.pipeline.pipeline
 import apply.pipeline.trigger
 import apply.staging.stage_batch
 import apply.staging.stream_ahead
-import launcher.client_session
 import launcher.launcher
 import pubsub.delta.table
 from pubsub import allocators, faults, object_stores
@@ -136,9 +135,6 @@ def installed() -> Iterator[None]:
     def watching(_cut: Any, _connection: Any) -> Iterator[None]:
         yield
 
-    def running_daemon(_home: Path) -> int | None:
-        return 1 if sessions.WORLD[0].supervisor.living is not None else None
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "connect", sessions.Session.connect)
         patch.setattr(replication, "ReplicationStream", sessions.Stream)
@@ -152,7 +148,6 @@ def installed() -> Iterator[None]:
         patch.setattr(spark_writer, "_commit", write_statement)
         patch.setattr(object_stores, "file_system", lambda _uri: sessions.WORLD[0].lake.files)
         patch.setattr(pubsub.delta.table, "opened", OpenedTable)
-        patch.setattr(launcher.client_session, "running_daemon", running_daemon)
         patch.setattr(launcher.launcher, "Monitors", _NoMonitors)
         patch.setattr(launcher.launcher, "_STATISTICS_INTERVAL", 30.0)
         patch.setattr(allocators, "is_due", lambda: False)
