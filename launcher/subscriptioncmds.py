@@ -17,7 +17,7 @@ from launcher.altersubscription import alter
 from launcher.client_session import Session, paused
 from launcher.slot_creation import make_slot
 from launcher.sync_slots import drop_slots_of, slot_names
-from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, UndefinedObject
+from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, PubsubError, UndefinedObject
 from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
@@ -131,12 +131,32 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     except BaseException:
         # On cancellation wait for the transaction: the slot is dropped only if the rows were not stored.
         await asyncio.wait({storing})
-        if slot is not None and storing.exception() is not None:
+        failure = storing.exception()
+        if slot is not None and failure is not None and not await _may_be_stored(session, row, failure):
             await drop_slot(connection, slot, missing_ok=True, wait=True)
         raise
     if slot is not None:
         session.notice(f'created replication slot "{slot}" on publisher')
     return created
+
+
+async def _may_be_stored(session: Session, row: NewSubscription, failure: BaseException) -> bool:
+    """Return whether the subscription may be in the catalog though storing it has failed: its COMMIT was not answered."""
+    if isinstance(failure, DuplicateObject):
+        return False
+    try:
+        found = await session.catalog.subscription(row.name)
+    except UndefinedObject:
+        return False
+    except PubsubError:
+        session.notice(
+            f'replication slot "{row.slot_name}" on publisher is left as it is',
+            "WARNING",
+            detail="Whether the subscription is stored is not known: the catalog does not answer.",
+            hint=f'If there is no subscription "{row.name}" then, drop the slot on the publisher.',
+        )
+        return True
+    return (found.conninfo, found.slot_name) == (row.conninfo, row.slot_name)
 
 
 async def _require_warehouse(uri: str) -> None:

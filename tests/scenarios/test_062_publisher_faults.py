@@ -10,7 +10,9 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
+from catalog.store import Catalog
 from pubsub.cli.app import app
+from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -490,3 +492,22 @@ def test_a_slot_that_no_table_explains_is_named(replica: Replica, server: Embedd
     server.drop_slot(left)
     wait_until(lambda: status(replica)["warnings"] == [], "the warning to end")
     server.drop_slot(f"pg_{subid}_sync_4711_815")
+
+
+@pytest.mark.full
+def test_a_subscription_whose_commit_is_not_answered_keeps_its_slot(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog's server may have stored it all the same: without its slot it would lack what comes until there is another."""
+    store = Catalog.create_subscription
+
+    async def unanswered(*given: Any) -> Any:
+        await store(*given)
+        raise PubsubError("could not access the catalog: the connection was closed", sqlstate="08006")
+
+    monkeypatch.setattr(Catalog, "create_subscription", unanswered)
+    with pytest.raises(PubsubError, match="the connection was closed"):
+        replica.subscribe()
+    replica.created = True
+    replica.execute("INSERT INTO t VALUES (51, 0)")
+    replica.assert_equal("t", "u")

@@ -286,7 +286,7 @@ async def test_owner_has_no_effect_and_says_so(client: Client, nowhere: str) -> 
 
 async def test_disable_waits_for_the_daemon(client: Client, nowhere: str, tmp_path: Path) -> None:
     await client.run(UNCONNECTED.format(nowhere))
-    with DaemonLock.acquire(tmp_path):
+    with DaemonLock.acquire(tmp_path, file="catalog.db.pid"):
         disabling = asyncio.create_task(client.run("ALTER SUBSCRIPTION s DISABLE"))
         request = await client.request()
         assert (request.kind, disabling.done()) == ("stop", False)
@@ -296,7 +296,7 @@ async def test_disable_waits_for_the_daemon(client: Client, nowhere: str, tmp_pa
 
 async def test_a_daemon_that_ends_is_waited_for_no_longer(client: Client, nowhere: str, tmp_path: Path) -> None:
     await client.run(UNCONNECTED.format(nowhere))
-    with DaemonLock.acquire(tmp_path):
+    with DaemonLock.acquire(tmp_path, file="catalog.db.pid"):
         disabling = asyncio.create_task(client.run("ALTER SUBSCRIPTION s DISABLE"))
         await client.request()
     assert await disabling == "ALTER SUBSCRIPTION"
@@ -305,7 +305,7 @@ async def test_a_daemon_that_ends_is_waited_for_no_longer(client: Client, nowher
 
 async def test_drop_that_the_daemon_refuses_leaves_it_as_it_was(client: Client, nowhere: str, tmp_path: Path) -> None:
     await client.run(UNCONNECTED.format(nowhere))
-    with DaemonLock.acquire(tmp_path):
+    with DaemonLock.acquire(tmp_path, file="catalog.db.pid"):
         dropping = asyncio.create_task(client.run("DROP SUBSCRIPTION s"))
         request = await client.request()
         await client.session.catalog.answer(request.id, FeatureNotSupported("no"))
