@@ -69,11 +69,12 @@ class Relations(Database):
         sync_slot: str | None = None,
         definition: str | None = None,
         estimated_rows: int | None = None,
+        after: int = 0,
     ) -> int:
         """Store `d` for a new copy and return its generation.
 
-        No earlier copy of this table had that generation, not even before the table left and joined again.  Stores the
-        slot, definition and estimate, too, except those that are None.
+        No earlier copy of this table had that generation, not even before the table left and joined again; it is past `after`.
+        Stores the slot, definition and estimate, too, except those that are None.
         """
         given = {"sync_slot": sync_slot, "definition": definition, "estimated_rows": estimated_rows}
         async with self._write(bump=True) as connection:
@@ -83,7 +84,7 @@ class Relations(Database):
                     f"table {old.schema_name}.{old.name} cannot be copied in state {old.state}"
                 )
             left = (await connection.execute(select(_S.c.left_generation).where(_S.c.oid == subid))).scalar_one()
-            generation = max(int(old.copy_generation), left or 0) + 1
+            generation = max(int(old.copy_generation), left or 0, after) + 1
             await connection.execute(
                 update(_T)
                 .where(_here(subid, relid))

@@ -28,7 +28,17 @@ from pubsub.delta.alter import for_copy
 from pubsub.delta.files import constraints, data_files
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Transactions, UnknownOutcome
-from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
+from pubsub.delta.table import (
+    Commit,
+    TargetTable,
+    exists,
+    filled_columns,
+    fits,
+    generation_of,
+    has_files,
+    partition_fields,
+    quote,
+)
 from pubsub.delta.writers import arrow_writer, copy_chunks
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import VARIANT
@@ -67,6 +77,17 @@ def parallelism(session: SparkSession) -> int:
 def was_locked(error: Exception) -> bool:
     """Return whether a job failed because a task met a lock on the publisher; Spark passes on the error's text only."""
     return "psycopg.errors.LockNotAvailable" in str(error)
+
+
+def last_generation(path: str, copy: str) -> int:
+    """Return the greatest generation of a copy that the table's log names, 0 for none; `copy`: any copy's application id.
+
+    It is greater than the catalog's if that was restored from a backup.
+    """
+    if not exists(path):
+        return 0
+    log = arrow_writer.writable_log(path)
+    return 0 if log is None else max((generation_of(other, copy) for other in log.applications), default=0)
 
 
 def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tuple[int, bool]:

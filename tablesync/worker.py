@@ -256,7 +256,10 @@ class SyncWorker:
             await check_system(exporter, await self._catalog.subscription(subscription.oid))
             await replication.drop_slot(exporter, self._slot, missing_ok=True, wait=True)
             await faults.reached(f"init {relation.qualified_name}")
-            generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
+            last = await asyncio.to_thread(copyjob.last_generation, relation.path, self._app_id(0))
+            generation = await self._catalog.begin_copy(
+                subscription.oid, relation.relid, sync_slot=self._slot, after=last
+            )
             self._handover.new_copy(relation.relid)
             self._writers.forget(relation.path)
             await faults.reached(f"datasync {relation.qualified_name}")

@@ -150,10 +150,15 @@ def not_at_version(table: TargetTable, held: int | None, record: Commit) -> Pubs
 
 def is_of_later_copy(other: str, app_id: str) -> bool:
     """Return whether the application id `other`, a copy's or a chunk's, is of a later copy of `app_id`'s table."""
-    table, _, generation = app_id.rpartition("/")
-    if not generation.isdecimal() or not other.startswith(f"{table}/"):
-        return False
-    return int(other.removeprefix(f"{table}/").split("/", 1)[0]) > int(generation)
+    generation = app_id.rpartition("/")[2]
+    return generation.isdecimal() and generation_of(other, app_id) > int(generation)
+
+
+def generation_of(other: str, app_id: str) -> int:
+    """Return the generation of the application id `other`, a copy's or a chunk's; 0 if it is not of `app_id`'s table."""
+    table = app_id.rpartition("/")[0]
+    generation = other.removeprefix(f"{table}/").split("/", 1)[0] if other.startswith(f"{table}/") else ""
+    return int(generation) if generation.isdecimal() else 0
 
 
 def exists(path: str) -> bool:

@@ -167,7 +167,8 @@ async def history(seed: int, events: list[Any]) -> World:
 
     async def slot_info(connection: Any, slot: str) -> Any:
         await chance.step()
-        return SimpleNamespace(lost=False) if slot in world.slots else None
+        at = world.slots.get(slot)
+        return None if at is None else SimpleNamespace(lost=False, confirmed_flush_lsn=at)
 
     async def reached(name: str) -> None:
         await chance.step()

@@ -116,6 +116,28 @@ def test_an_older_backup_is_refused_by_the_slot(subscribed: Subscribed, tmp_path
 
 
 @pytest.mark.full
+def test_tables_that_were_copied_since_the_backup(subscribed: Subscribed, tmp_path: Path) -> None:
+    """The restored catalog counts their copies from the backup's on, and their logs know better."""
+    daemon, home = subscribed.daemon, subscribed.daemon.home
+    subscribed.write(1)
+    subscribed.caught_up()
+    backup(home, tmp_path / "early")
+    resync = f"ALTER SUBSCRIPTION {subscribed.name} RESYNC TABLE a, keyless"
+    for _ in range(2):
+        daemon.execute(resync)
+        subscribed.caught_up()
+    assert daemon.terminate() == 0
+    remove_catalog(home)
+    code, output = run(home, "catalog", "restore", str(tmp_path / "early"))
+    assert code == 0, output
+    daemon.start()
+    wait_until(lambda: daemon.said("where the subscription stands"), "the slot to be refused")
+    daemon.execute(resync)
+    subscribed.write(1)
+    subscribed.assert_equal()
+
+
+@pytest.mark.full
 def test_a_node_moves_with_its_directory(subscribed: Subscribed, tmp_path: Path) -> None:
     """As to another machine: copied, file by file, and the old one removed."""
     daemon = subscribed.daemon

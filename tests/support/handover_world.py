@@ -313,11 +313,11 @@ class Catalog:
         await self.world.chance.step()
         return stored
 
-    async def begin_copy(self, subid: int, relid: int, *, sync_slot: str) -> int:
+    async def begin_copy(self, subid: int, relid: int, *, sync_slot: str, after: int) -> int:
         before = self.world.relations[relid]
         if not may_store(before.state, RelState.DATASYNC):
             raise NotInPrerequisiteState(f"{before.name} cannot be copied in state {before.state}")
-        generation = before.copy_generation + 1
+        generation = max(before.copy_generation, after) + 1
         await self._set(relid, state=RelState.DATASYNC, lsn=None, copy_generation=generation, sync_slot=sync_slot)
         return generation
 
