@@ -345,3 +345,28 @@ def test_decoding_begins_with_the_catalogs_on_disk_and_without_them(
         wait_until(lambda: len(follower.ids) == 4, "it has come")
     assert (follower.ids, follower.error) == ([1, 2, 3, 4], None)
     assert "checksum mismatch" in followed.home.with_suffix(".log").read_text()
+
+
+@pytest.mark.full
+def test_a_stream_that_begins_before_the_catalogs_that_were_saved_last(
+    upstream: EmbeddedPostgres, followed: Publish
+) -> None:
+    """The base pass began at them after a restart, and took the slot for one that had missed nothing of a quiet server."""
+    upstream.execute("INSERT INTO t VALUES (1, 'x')")
+    ((committed,),) = upstream.query("SELECT pg_current_wal_flush_lsn() - '0/0'")
+    catalogs = followed.home / "walsender" / "catalogs"
+
+    def saved() -> bool:
+        # They are saved at a checkpoint's list of running transactions, if that was not done lately.
+        upstream.execute("CHECKPOINT")
+        return any(int(path.stem, 16) >= committed for path in catalogs.glob("*/*.*"))
+
+    wait_until(saved, "the catalogs are saved")
+    followed.kill()
+    followed.start()
+    with Follower(followed.conninfo, "s") as follower:
+        sent = f"SELECT sent_lsn - '0/0' >= {committed} FROM pg_stat_replication"
+        wait_until(lambda: followed.query(sent) == [(True,)], "it was sent what there is")
+        upstream.execute("INSERT INTO t VALUES (2, 'x')")
+        wait_until(lambda: 2 in follower.ids, "the new row has come")
+    assert (follower.ids, follower.error) == ([1, 2], None)

@@ -118,8 +118,10 @@ class Pass:
         return self.decoder.builder.consistent
 
     def is_quiet_since(self, lsn: int) -> bool:
-        """Return whether nothing was sent since `lsn`, and no transaction is in progress."""
-        return not self.decoder.transactions.by_xid and self.decoder.ended_at < lsn
+        """Return whether it was read here that nothing was sent since `lsn`, and no transaction is in progress."""
+        # What ended before it began, it has not seen.
+        began_before = self.state.position <= lsn
+        return began_before and not self.decoder.transactions.by_xid and self.decoder.ended_at < lsn
 
     # Subscribers
 
