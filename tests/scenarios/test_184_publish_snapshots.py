@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.follower import Follower
 from tests.support.publish import Publish
+from tests.support.replica import wait_until
 
 _SCRIPT = """
 INSERT INTO log SELECT FROM generate_series(1, 1 + (random() * 3)::int);
@@ -105,3 +109,81 @@ def _states(database: Database) -> tuple[list[int], list[tuple[int, ...]]]:
             updates += 1
     assert all(one < other for one, other in itertools.pairwise(ends))
     return ends, states
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[tuple[EmbeddedPostgres, Publish]]:
+    """A server and ours before it.  Of two committed rows the first waits for a standby; a list of running transactions follows."""
+    with EmbeddedPostgres("18") as server:
+        server.execute("CREATE TABLE t (id int)")
+        publish = Publish(tmp_path / "node", server.conninfo())
+        try:
+            _alter(server, "SET synchronous_standby_names = 'nobody'", "nobody")
+            first = threading.Thread(target=server.execute, args=("INSERT INTO t VALUES (1)",))
+            first.start()
+            try:
+                waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                wait_until(lambda: server.query(waits), "the first one waits")
+                server.execute("SET synchronous_commit = local; INSERT INTO t VALUES (2)")
+                server.execute("CHECKPOINT")
+                # It returns when what is there now was read.
+                publish.execute("SELECT pg_create_logical_replication_slot('temporary', 'test_decoding', true)")
+                yield server, publish
+            finally:
+                _alter(server, "RESET synchronous_standby_names", "")
+                first.join()
+        finally:
+            publish.kill()
+
+
+def _alter(server: EmbeddedPostgres, what: str, value: str) -> None:
+    server.execute(f"ALTER SYSTEM {what}")
+    server.query("SELECT pg_reload_conf()")
+    wait_until(lambda: server.query("SHOW synchronous_standby_names") == [(value,)], "the setting is there")
+
+
+def _asks(server: EmbeddedPostgres) -> list[tuple[int]]:
+    """Return the server's processes whose sessions look for a snapshot that fits."""
+    asked = "query LIKE '%pg_current_snapshot%' OR query = 'ROLLBACK'"
+    return server.query(f"SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND ({asked})")
+
+
+@pytest.mark.full
+def test_a_commit_behind_one_that_waits_is_not_sent_again(waiting: tuple[EmbeddedPostgres, Publish]) -> None:
+    """The list of running transactions was taken to say that no snapshot need be compared with it any more."""
+    server, publish = waiting
+    copied: list[int] = []
+
+    def copy() -> None:
+        with psycopg.connect(publish.conninfo(replication="database"), autocommit=True) as replication:
+            (row,) = replication.execute(
+                b"CREATE_REPLICATION_SLOT s LOGICAL test_decoding (SNAPSHOT 'export')"
+            ).fetchall()
+            with server.connect() as reader:
+                reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                reader.execute(f"SET TRANSACTION SNAPSHOT '{row[2]}'".encode())
+                copied.extend(one for (one,) in reader.execute("SELECT id FROM t").fetchall())
+                reader.execute("COMMIT")
+
+    copies = threading.Thread(target=copy)
+    copies.start()
+    wait_until(lambda: _asks(server) or not copies.is_alive(), "a snapshot was taken")
+    _alter(server, "RESET synchronous_standby_names", "")
+    copies.join()
+    server.execute("INSERT INTO t VALUES (3)")
+    with Follower(publish.conninfo, "s") as follower:
+        wait_until(lambda: 3 in follower.ids, "the last row has come")
+    assert sorted(copied + follower.ids) == [1, 2, 3]
+
+
+@pytest.mark.full
+def test_a_client_that_leaves_while_no_snapshot_fits(waiting: tuple[EmbeddedPostgres, Publish]) -> None:
+    """Its session asked the server for snapshots for as long as the commit waited."""
+    server, publish = waiting
+    replication = psycopg.connect(publish.conninfo(replication="database"), autocommit=True)
+    replication.pgconn.send_query(b"CREATE_REPLICATION_SLOT s LOGICAL test_decoding (SNAPSHOT 'export')")
+    ((process,),) = wait_until(lambda: _asks(server), "it asks for a snapshot")
+    replication.close()
+    there = f"SELECT 1 FROM pg_stat_activity WHERE pid = {process}"
+    wait_until(lambda: not server.query(there), "its session has ended")
+    assert publish.query("SELECT slot_name FROM pg_replication_slots") == []

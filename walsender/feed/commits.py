@@ -24,6 +24,8 @@ from walsender.xlog.xact import parse_end, parse_running_xacts, precedes
 IRRELEVANT: Final = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for kind in range(4096))
 """Kinds of records that say nothing about this, as Walk has them."""
 _LISTS: Final = 1000
+_VERSION: Final = 2
+"""Of what is on disk.  Before there was a number, `recent` lacked what lies behind a commit that waits."""
 _ENDS: Final = frozenset(
     {f.XLOG_XACT_COMMIT, f.XLOG_XACT_COMMIT_PREPARED, f.XLOG_XACT_ABORT, f.XLOG_XACT_ABORT_PREPARED}
 )
@@ -81,7 +83,7 @@ class Commits:
     def __init__(self, wal_format: WalFormat, prepared: Iterable[int] = ()) -> None:
         self._format = wal_format
         self.recent: deque[tuple[int, int]] = deque()
-        """(LSN, transaction) of the commits that a new snapshot may not see yet."""
+        """(LSN, transaction) of the commits that a new snapshot may not see yet, and of some behind them that it sees."""
         self.last_list = 0
         """LSN of the last list of running transactions that a server has written."""
         self._keeping = 0
@@ -112,11 +114,9 @@ class Commits:
         elif record.rmgr == Rmgr.STANDBY:
             running = parse_running_xacts(record)
             if running is not None:
-                # A commit from before the list, of a transaction that is not on it, is visible to all snapshots from
-                # then on.  One that is on it may wait for a synchronous standby.
                 xids = set(running.xids)
                 if not self._keeping:
-                    self.recent = deque(one for one in self.recent if one[1] in xids)
+                    self._forget_seen(xids)
                 # Transactions that are no longer on the list have ended, perhaps in a crash.
                 self._ended(self._waiting.keys() - xids, record.lsn)
                 self._list(record.lsn, xids)
@@ -127,6 +127,18 @@ class Commits:
                 self._list(record.lsn, self._prepared | self._waiting.keys())
             if kind in {f.XLOG_CHECKPOINT_ONLINE, f.XLOG_CHECKPOINT_SHUTDOWN}:
                 self._redos.append(int.from_bytes(record.main[:8], "little"))
+
+    def _forget_seen(self, xids: set[int]) -> None:
+        """Forget the commits that a list of running transactions, `xids`, says all snapshots from then on see.
+
+        One that is on it may wait for a synchronous standby.  As long as it does, no LSN fits a snapshot if a commit that
+        lies behind it is seen: one of these is kept.
+        """
+        kept: deque[tuple[int, int]] = deque()
+        for one in self.recent:
+            if one[1] in xids or (kept and kept[-1][1] in xids):
+                kept.append(one)
+        self.recent = kept
 
     def _prepared_before(self, lsn: int) -> None:
         """Note that a transaction has ended at `lsn` that was prepared before the WAL that was read, and so at each shutdown."""
@@ -204,6 +216,7 @@ class Commits:
     def state(self) -> dict[str, Any]:
         """Return all that it knows, for JSON."""
         return {
+            "version": _VERSION,
             "recent": list(self.recent),
             "last_list": self.last_list,
             "prepared": sorted(self._prepared),
@@ -214,6 +227,8 @@ class Commits:
     @classmethod
     def restored(cls, wal_format: WalFormat, state: dict[str, Any]) -> Self:
         """Return what `state` was taken of.  Raises KeyError, TypeError, ValueError if it was not."""
+        if state.get("version") != _VERSION:
+            raise ValueError(f"its version is {state.get('version')}, not {_VERSION}")
         made = cls(wal_format, [int(xid) for xid in state["prepared"]])
         made.recent = deque((int(lsn), int(xid)) for lsn, xid in state["recent"])
         made.last_list = int(state["last_list"])

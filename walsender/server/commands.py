@@ -29,6 +29,9 @@ _INSERT_LSN: Final = (
     "SELECT pg_catalog.pg_current_wal_insert_lsn(), oid, pg_catalog.pg_current_xact_id_if_assigned()"
     " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
 )
+_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.1
+"""Seconds before the first snapshot that is taken again, and before any."""
 _TRUE_ALONE: Final = {"include-xids", "include-timestamp", "skip-empty-xacts", "only-local"}
 _WITHOUT_EFFECT: Final = {"force-binary", "include-rewrites", "stream-changes"}
 """test_decoding's options that are true without a value, and those that are nothing then."""
@@ -226,10 +229,12 @@ async def _restart_for(session: Session, lsn: int) -> int | None:
 async def _snapshot(session: Session, plugin: str, *, export: bool) -> tuple[int, int, str | None]:
     """Take a snapshot in the session that fits an LSN exactly; return the LSN, where to begin, and an exported name.
 
-    Where no LSN fits (commits.py), the transaction is begun anew. Raises PubsubError where the command is refused.
+    Where no LSN fits (commits.py), the transaction is begun anew. Raises PubsubError where the command is refused, and
+    Closed if the client is gone meanwhile.
     """
     feed = session.service.feed
     checked = False
+    pause = _PAUSE
     while True:
         # From before the session has the snapshot, which its first query takes, until it is compared with the commits.
         with feed.commits.all_kept() as commits:
@@ -262,8 +267,13 @@ async def _snapshot(session: Session, plugin: str, *, export: bool) -> tuple[int
         if not export:
             for query in again:
                 await session.query(query)
+        session.check_client()
         if lsn is not None:
             await feed.wait_for_more()
+        else:
+            # What was not visible yet becomes so without a word in the WAL, and only if its standby is there.
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _alter(session: Session, command: gram.AlterReplicationSlot) -> None:

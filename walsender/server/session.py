@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -146,6 +147,16 @@ class Session:
     def end(self) -> None:
         """End the session from outside, as its process's SIGTERM does."""
         self._client.end()
+
+    def check_client(self) -> None:
+        """Raise Closed if the client is gone (pqcomm.c: pq_check_connection); what it has sent before may not be read yet."""
+        if self.reader.at_eof() or self.writer.transport.is_closing():
+            raise m.Closed
+        sock = self.writer.get_extra_info("socket")
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLRDHUP)
+        if poll.poll(0):
+            raise m.Closed
 
     def _cancel(self) -> None:
         """Take a cancel request: what is carried out here ends; the upstream server gets it in any case."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from walsender.server import commands, slot_statements
 from walsender.slots.slot import Slot
@@ -53,10 +57,39 @@ async def test_wal_that_goes_while_the_snapshot_is_exported() -> None:
 
     exchange = SimpleNamespace(transaction=[], status=b"T")
     session: Any = SimpleNamespace(service=SimpleNamespace(feed=feed), query=query, exchange=exchange, exported=False)
+    session.check_client = lambda: None
     found = await commands._snapshot(session, "pgoutput", export=True)
     assert found == (9000, 200, "snapshot 2")
     assert asked == ["BEGIN", "SELECT", "export", "ROLLBACK", "BEGIN", "SELECT", "export"]
     assert (session.exported, exchange.status, feed.waited) == (True, b"I", 1)
+
+
+async def test_where_no_lsn_fits_it_is_asked_again_at_leisure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit may wait for its synchronous standby for ever: the server was asked again at once, as often as it answered."""
+    feed = Feed(Commits(100, 100))
+    feed.commits.recent = [(10, 97), (20, 98)]
+    paused: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        paused.append(seconds)
+        if len(paused) == 20:
+            feed.commits.recent = []
+
+    asked = itertools.count()
+
+    async def query(sql: str) -> list[list[str]]:
+        assert next(asked) < 100
+        return [["97:101:97", "0/10"]] if "pg_current_snapshot" in sql else [["name"]]
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    exchange = SimpleNamespace(transaction=[], status=b"T")
+    service = SimpleNamespace(feed=feed)
+    session: Any = SimpleNamespace(
+        service=service, query=query, exchange=exchange, exported=False, check_client=lambda: None
+    )
+    assert await commands._snapshot(session, "pgoutput", export=True) == (9000, 100, "name")
+    assert len(paused) == 20
+    assert 0 < paused[0] < paused[-1] == paused[-2]
 
 
 async def test_names_that_are_no_utf_8_break_no_view() -> None:

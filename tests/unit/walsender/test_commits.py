@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+import pytest
+
 from walsender.feed.commits import Commits, VisibleSet, fitting
 from walsender.xlog import formats as f
 from walsender.xlog.formats import Rmgr, format_of_version
@@ -30,6 +32,32 @@ def test_a_list_forgets_the_commits_that_everyone_sees() -> None:
     for record in (_commit(10, 100), _commit(20, 101), _list(30, 101)):
         commits.add(record)
     assert list(commits.recent) == [(20, 101)]
+
+
+def test_a_list_keeps_what_lies_behind_a_commit_that_waits() -> None:
+    """100 waits for its synchronous standby; 101 did not, and is visible: no LSN lies between them."""
+    snapshot = VisibleSet.parse("100:103:100")
+    commits = _commits()
+    for record in (_commit(10, 100), _commit(20, 101), _commit(30, 102), _list(40, 100)):
+        commits.add(record)
+    assert fitting(commits.recent, snapshot, 50) is None
+    assert len(commits.recent) == 2, "one of those behind it tells as much as all"
+    for record in (_list(50, 100), _commit(60, 103), _list(70, 100, 103), _commit(80, 104), _list(90, 103)):
+        commits.add(record)
+    assert list(commits.recent) == [(60, 103), (80, 104)]
+    commits.add(_list(100))
+    assert not commits.recent
+
+
+def test_what_an_earlier_release_knew_of_commits_is_read_again() -> None:
+    """It had forgotten commits behind one that waited."""
+    wal_format = format_of_version(180000)
+    assert wal_format is not None
+    state = _commits().state()
+    assert Commits.restored(wal_format, state).state() == state
+    del state["version"]
+    with pytest.raises(ValueError, match="version"):
+        Commits.restored(wal_format, state)
 
 
 def test_a_list_that_comes_while_a_snapshot_is_compared_forgets_nothing() -> None:
