@@ -229,6 +229,36 @@ def test_a_slot_that_lags_past_the_limit_reads_the_archive(
     assert follower.error is None
 
 
+@pytest.mark.full
+def test_a_new_slot_needs_nothing_of_what_an_earlier_one_needed(
+    upstream: EmbeddedPostgres, archive: Path, make: Callable[..., Publish]
+) -> None:
+    """It began at the catalogs that were saved for the earlier one, and asked for WAL that the archive has no more."""
+    publish = make(*_options("directory", archive), "--max-slot-wal-keep-size", "2MB")
+    catalogs = publish.home / "walsender" / "catalogs"
+    publish.execute("SELECT pg_create_logical_replication_slot('earlier', 'test_decoding')")
+    upstream.execute("CHECKPOINT")
+    wait_until(lambda: list(catalogs.glob("*/*.catalogs")), "the catalogs are saved")
+    publish.execute("SELECT pg_drop_replication_slot('earlier')")
+    writer = Writer(upstream)
+    spool = publish.home / "walsender" / "wal"
+    first = min(path.name for path in spool.glob("0*"))
+
+    def is_gone() -> bool:
+        writer.write(1)
+        upstream.execute("CHECKPOINT")
+        return min(path.name for path in spool.glob("0*")) > first
+
+    wait_until(is_gone, "the spool begins later")
+    for path in archive.glob("0*"):
+        path.unlink()
+    publish.execute("SELECT pg_create_logical_replication_slot('new', 'test_decoding')")
+    with Follower(publish.conninfo, "new") as follower:
+        writer.write(1)
+        wait_until(lambda: follower.ids or follower.error, "it follows")
+    assert (follower.ids, follower.error) == ([writer.last], None)
+
+
 def test_wal_that_the_server_removed_while_we_were_away_comes_from_the_archive(
     upstream: EmbeddedPostgres, archive: Path, make: Callable[..., Publish]
 ) -> None:

@@ -67,7 +67,7 @@ _FOR_NEW_SLOTS: Final = 1 << 30
 logger = structlog.get_logger()
 
 
-async def _nothing() -> None:
+async def _nothing(_lsn: int) -> None:
     pass
 
 
@@ -129,8 +129,8 @@ class Feed:
         """Called with the LSN up to which there is WAL, whenever there is more."""
         self.needed_for_decoding: Callable[[], int | None] = lambda: None
         """Returns the oldest LSN at which the decoding for a slot would begin."""
-        self.on_gap: Callable[[], Awaitable[None]] = _nothing
-        """Called when WAL is left out."""
+        self.on_gap: Callable[[int], Awaitable[None]] = _nothing
+        """Called when WAL is left out, with the LSN behind it."""
 
     async def open(self) -> None:
         """Look at the server and at what is kept here.
@@ -584,7 +584,7 @@ class Feed:
         start = redo - redo % self.geometry.segment_size
         start = next((one for one in self.spool.starts() if one > missing.lsn), start)
         self._give_up_before(start)
-        await self.on_gap()
+        await self.on_gap(start)
         faults.point("slots given up")
         self.spool.close()
         await asyncio.to_thread(self.spool.remove_before, start)

@@ -188,6 +188,10 @@ class CatalogStates:
                     kept = one
         self._remove(gone)
 
+    def remove_before(self, lsn: int) -> None:
+        """Remove what is before `lsn`."""
+        self._remove({one for one in self.positions() if one < lsn})
+
     def keep_before(self, lsn: int) -> None:
         """Remove what is from `lsn` on."""
         self._remove({one for one in self.positions() if one >= lsn})

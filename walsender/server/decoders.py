@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -251,6 +252,7 @@ class Decoders:
                 # Asked again each time: while the others were waited for, a slot may have been made, and is in use.
                 if oid not in self._wanted() and oid in self._decoders:
                     await self._decoders.pop(oid).stop()
+            self._forget_catalogs()
             self._look.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
@@ -262,13 +264,23 @@ class Decoders:
             slot.database_oid: slot for slot in self._slots if slot.invalidation_reason is None and slot.database_oid
         }
 
-    async def restart(self) -> None:
+    def _forget_catalogs(self) -> None:
+        """Remove the catalogs of databases that have no slots any more: a slot to come begins later."""
+        used = {*self._wanted(), *self._decoders, *(oid for oid, lock in self._locks.items() if lock.locked())}
+        for oid in self._saved() - used:
+            shutil.rmtree(self._states_of(oid), ignore_errors=True)
+
+    async def stop(self) -> None:
         """End all processes; those that are needed are started again."""
         decoders, self._decoders = self._decoders, {}
         await asyncio.gather(*(one.stop() for one in decoders.values()))
         self._look.set()
 
-    stop = restart
+    async def begin_anew(self, lsn: int) -> None:
+        """End all processes: WAL before `lsn` is missing, and those that are needed begin behind it."""
+        await self.stop()
+        for oid in self._saved():
+            CatalogStates(self._states_of(oid)).remove_before(lsn)
 
     # What they need
 
@@ -279,7 +291,10 @@ class Decoders:
             needed = self._needed(oid)
             if needed is not None:
                 position = CatalogStates(self._states_of(oid)).newest_before(needed)
-                found.append(needed if position is None else position)
+                if position is None or position < self._feed.oldest <= needed:
+                    # As the process chooses them (streaming/process.py).
+                    position = needed
+                found.append(position)
                 decoder = self._decoders.get(oid)
                 if decoder is not None and not decoder.failed.is_set():
                     decoder.needs(needed)
@@ -288,6 +303,11 @@ class Decoders:
     def _needed(self, oid: int) -> int | None:
         slots = [one for one in self._slots if one.database_oid == oid and one.invalidation_reason is None]
         return min((one.saved_restart_lsn or one.restart_lsn for one in slots), default=None)
+
+    def _saved(self) -> set[int]:
+        """Return the databases of which there are catalogs on disk."""
+        directory = self._directory / "catalogs"
+        return {int(path.name) for path in directory.iterdir()} if directory.exists() else set()
 
     def _states_of(self, oid: int) -> Path:
         return self._directory / "catalogs" / str(oid)

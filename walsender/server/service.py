@@ -122,7 +122,7 @@ class Service:
         )
         self.decoders = Decoders(options.directory, self.upstream, self.feed, self.slots, options.work_mem)
         self.feed.needed_for_decoding = self.decoders.oldest_needed
-        self.feed.on_gap = self.decoders.restart
+        self.feed.on_gap = self.decoders.begin_anew
         self.zones: dict[str, TimeZone] = {}
         """Time zones as the upstream server knows them, by name."""
         self.standbys = SynchronousStandbys(options.upstream, self._streams, options.receiver_timeout)

@@ -303,11 +303,17 @@ class DecodingProcess:
         return self._spill / str(self._rooms)
 
     async def _catalogs(self, lsn: int, redo: int) -> CatalogState:
-        """Return the newest catalogs from before `lsn`: from disk, or read from the server and the WAL from `redo` on."""
+        """Return the newest catalogs from before `lsn`: from disk, or read from the server and the WAL from `redo` on.
+
+        Those from before the spool serve only where the archive is needed in any case.
+        """
         oldest = min(Spool(Path(self._task.spool), self._task.segment_size).starts(), default=0)
         while True:
             position = self._states.newest_before(lsn)
-            if position is None or (position < oldest and Archive.of(Path(self._task.spool)) is None):
+            if position is None or (
+                # The list of running transactions at which a slot begins lies behind the redo position.
+                position < oldest and (oldest <= redo < lsn or Archive.of(Path(self._task.spool)) is None)
+            ):
                 return await self._read_catalogs(redo)
             try:
                 state = self._states.load(position)

@@ -10,8 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.output.styles import Styles
+from walsender.feed.archive import Archive
 from walsender.feed.feed import Feed
 from walsender.historic.upstream import SessionTexts
 from walsender.server.decoders import Decoder, Decoders, Served
@@ -162,6 +165,119 @@ async def test_a_process_is_kept_whose_slot_was_made_meanwhile(tmp_path: Path) -
     await asyncio.gather(running, return_exceptions=True)
     assert stopped == [2]
     assert sorted(decoders._decoders) == [1, 3]
+
+
+async def _look_once(decoders: Decoders, slots: _Slots) -> None:
+    """Let the decoding processes be looked after until the slots have been looked at twice."""
+    running = asyncio.create_task(decoders.run())
+    await asyncio.wait_for(slots.looked_again.wait(), 60)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+class _Slots(list[Any]):
+    """Slots of databases, which have the oids 1, 2 …; `looked_again` is set when they are looked at often."""
+
+    def __init__(self, *slots: Any) -> None:
+        super().__init__(slots)
+        self.looked_again = asyncio.Event()
+        self._looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._looks += 1
+        if self._looks > 10:
+            self.looked_again.set()
+        return super().__iter__()
+
+
+def _slot(oid: int, restart: int = 0, reason: str | None = None) -> Any:
+    return SimpleNamespace(
+        database_oid=oid, database="d", invalidation_reason=reason, restart_lsn=restart, saved_restart_lsn=restart
+    )
+
+
+def _save_catalogs(directory: Path, oid: int, *positions: int) -> Path:
+    """Put files there as the database's process saves them; return where they are."""
+    at = directory / "catalogs" / str(oid)
+    at.mkdir(parents=True)
+    for position in positions:
+        (at / f"{position:016X}.catalogs").write_bytes(b"")
+    return at
+
+
+async def test_catalogs_go_with_the_last_slot_of_a_database(tmp_path: Path) -> None:
+    """A slot that was made much later began at them, and asked the archive for all the WAL since."""
+    kept, gone, lost = (_save_catalogs(tmp_path, oid, 100, 200) for oid in (1, 2, 3))
+    (gone / "0000000000000300.catalogs.tmp").touch()
+    slots = _Slots(_slot(1), _slot(3, reason="wal_removed"))
+    decoders = Decoders(tmp_path, cast(Any, None), cast(Any, SimpleNamespace(received=0)), cast(Any, slots), 1)
+    running: Any = SimpleNamespace(failed=asyncio.Event(), tell=lambda _: None)
+    decoders._decoders = {1: running}
+    slots._looks = 8
+    await _look_once(decoders, slots)
+    assert len(list(kept.iterdir())) == 2
+    assert [path.exists() for path in (gone, lost)] == [False, False]
+
+
+def test_old_catalogs_hold_no_wal_for_a_slot_that_does_not_begin_at_them(tmp_path: Path) -> None:
+    """They lie before the spool: who begins in the spool reads the catalogs from the server."""
+    _save_catalogs(tmp_path, 1, 100, 700)
+    _save_catalogs(tmp_path, 2, 200)
+    feed: Any = SimpleNamespace(oldest=500)
+    slots = _slot(1, 600), _slot(1, 800), _slot(2, 600), _slot(2, 400)
+    stores = [Decoders(tmp_path, cast(Any, None), feed, cast(Any, [slot]), 1) for slot in slots]
+    assert [one.oldest_needed() for one in stores] == [600, 700, 600, 200]
+
+
+async def test_catalogs_from_before_missing_wal_are_removed(tmp_path: Path) -> None:
+    catalogs = [_save_catalogs(tmp_path, oid, 100, 500, 600) for oid in (1, 2)]
+    decoders = Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1)
+    await decoders.begin_anew(500)
+    for one in catalogs:
+        assert sorted(path.stem[-3:] for path in one.iterdir()) == ["1F4", "258"]
+
+
+@pytest.mark.parametrize(
+    ("lsn", "redo", "archive", "found"),
+    [
+        (1200, 1150, True, "read"),  # all that it needs is in the spool
+        (1200, 900, True, 800),
+        (1200, 900, False, "read"),  # raises there: nobody has that WAL
+        (1200, 1200, True, 800),  # it is not known from which checkpoint on they could be read
+        (1700, 1150, True, 1600),
+        (700, 600, True, "read"),
+    ],
+)
+async def test_which_catalogs_a_pass_begins_with(
+    tmp_path: Path, lsn: int, redo: int, archive: bool, found: object
+) -> None:
+    """There are some at 800 and 1600; the spool begins at 1024."""
+
+    class Process(DecodingProcess):
+        async def _read_catalogs(self, redo: int) -> Any:
+            return "read"
+
+    class States:
+        positions = (800, 1600)
+
+        def newest_before(self, lsn: int) -> int | None:
+            return max((one for one in self.positions if one <= lsn), default=None)
+
+        def load(self, position: int) -> Any:
+            server = SimpleNamespace(system_identifier=1)
+            return SimpleNamespace(position=position, facts=SimpleNamespace(server=server))
+
+    (tmp_path / "0000000000000400").touch()
+    if archive:
+        Archive("/archive", None, 1024, 1, ((1, 1 << 62),)).save(tmp_path)
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = Process(theirs)
+        process._task = cast(Any, SimpleNamespace(spool=str(tmp_path), segment_size=1024, system_identifier=1))
+        process._states = cast(Any, States())
+        state: Any = await process._catalogs(lsn, redo)
+        assert getattr(state, "position", state) == found
+        process._channel.close()
 
 
 async def test_a_stream_that_comes_too_late_is_told_the_reason() -> None:
