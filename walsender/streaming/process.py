@@ -271,6 +271,10 @@ class DecodingProcess:
         try:
             restart = min(stream.restart for stream, _ in behind)
             state = await self._catalogs(restart, min(stream.redo for stream, _ in behind))
+            # Those that have ended meanwhile are forgotten already: a pass would keep them for ever.
+            behind = [one for one in behind if one[0].subscriber.ending is None]
+            if not behind:
+                return
             if not limited and self._limit != UNLIMITED and any(stream.request.failover for stream, _ in behind):
                 # Since just now they have to wait for standbys.
                 self._starting += behind

@@ -280,6 +280,32 @@ async def test_which_catalogs_a_pass_begins_with(
         process._channel.close()
 
 
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_client_that_leaves_while_its_pass_is_prepared(stays: bool) -> None:
+    """A pass that was made for it alone was never removed, and read all that came for nobody."""
+    streams = [SimpleNamespace(subscriber=SimpleNamespace(ending=None), restart=5, redo=1) for _ in range(2)]
+    for stream in streams:
+        stream.request = SimpleNamespace(failover=False)
+        stream.wish = lambda start, stream=stream: (stream, start)
+    made: list[list[Any]] = []
+
+    class Process(DecodingProcess):
+        async def _catalogs(self, lsn: int, redo: int) -> Any:
+            streams[0].subscriber.ending = "closed"
+            if not stays:
+                streams[1].subscriber.ending = "closed"
+
+        def _new_pass(self, state: Any, *, limited: bool = False) -> Any:
+            return SimpleNamespace(add=made.append)
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = Process(theirs)
+        await process._begin_behind(cast(Any, [(stream, 7) for stream in streams]))
+        assert made == ([[(streams[1], 7)]] if stays else [])
+        process._channel.close()
+
+
 async def test_a_stream_that_comes_too_late_is_told_the_reason() -> None:
     class Listening:
         listeners: set[object]
