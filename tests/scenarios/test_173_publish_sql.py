@@ -87,6 +87,24 @@ def test_changes_are_postgresql_s_rows(
         assert errors[0] == errors[1], query
 
 
+def test_a_call_with_a_limit_leaves_the_slot_where_its_rows_end(
+    ours: psycopg.Connection[Any], database: Database
+) -> None:
+    """It is decoded on to the next row: where decoding may begin then does not serve for that row."""
+    database.execute("CREATE TABLE t (id int)")
+    ours.execute("SELECT pg_create_logical_replication_slot('limited', 'test_decoding')")
+    database.execute("INSERT INTO t VALUES (1)")
+    database.execute("CHECKPOINT")  # with a list of running transactions
+    database.execute("INSERT INTO t VALUES (2)")
+    get = "SELECT data FROM pg_logical_slot_get_changes('limited', NULL, 1, 'include-xids', 'off')"
+    for number in (1, 2):
+        row = f"table public.t: INSERT: id[integer]:{number}"
+        assert ours.execute(get.encode()).fetchall() == [("BEGIN",), (row,), ("COMMIT",)]
+        assert ours.execute(
+            "SELECT restart_lsn <= confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'limited'"
+        ).fetchall() == [(True,)]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "encoding",

@@ -64,7 +64,7 @@ class Moves:
         return max(slot.confirmed_flush_lsn, self._to.get(slot, (0, 0))[0])
 
     def add(self, slot: Slot, confirmed_flush_lsn: int, restart_lsn: int) -> None:
-        self._to[slot] = confirmed_flush_lsn, restart_lsn
+        self._to[slot] = confirmed_flush_lsn, restart_lsn if restart_lsn <= confirmed_flush_lsn else 0
 
     def shown(self, slot: Slot, row: dict[str, Any]) -> dict[str, Any]:
         """Return a slot's row of pg_replication_slots as it is after this query's calls so far."""

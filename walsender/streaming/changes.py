@@ -89,12 +89,15 @@ class _Rows:
         self.session: Session
         self.position = 0
         """The end of the record with which the last row came."""
+        self.restart = 0
+        """Where decoding may begin from there on."""
 
     def write(self, lsn: int, xid: int, data: bytes) -> None:
         position = self.session.reader.position
         if position != self.position and 0 < self._limit <= self._count:
             raise _EnoughError
-        self.position = position
+        if position != self.position:
+            self.position, self.restart = position, self.session.decoder.restart_list
         self._count += 1
         self._held.append(data)
         if lsn:
@@ -159,16 +162,17 @@ async def _decode(task: Task, make: Callable[[Upstream], SpoolSource], spill: Pa
     rows.session = session
     spool = Spool(Path(task.spool), session.server.segment_size)
     ahead = session.decoder.ahead = Ahead(spool, session.reader.geometry, tip)
-    position = 0
+    position = restart = 0
     try:
         await session.run()
-        position = task.end
+        position, restart = task.end, session.decoder.restart_list
     except _EnoughError:
-        position = rows.position
+        # It was decoded on to the next row.
+        position, restart = rows.position, rows.restart
     finally:
         ahead.close()
         await session.close()
-    _chunk(b"P", _POSITION.pack(position, session.decoder.restart_list, *astuple(session.output.statistics)))
+    _chunk(b"P", _POSITION.pack(position, restart, *astuple(session.output.statistics)))
 
 
 async def _main() -> None:

@@ -6,13 +6,16 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pubsub.protocol.lsn import Lsn
 from walsender.server import commands, slot_statements
-from walsender.slots.slot import Slot
+from walsender.server.slot_changes import Moves
+from walsender.slots.slot import Slot, SlotStore
 
 
 class Commits:
@@ -106,3 +109,18 @@ async def test_names_that_are_no_utf_8_break_no_view() -> None:
     session: Any = SimpleNamespace(service=service, query=query)
     (shown,) = await slot_statements._stream_rows(session)
     assert (row["database"], shown["usename"]) == ("caf?", "me?")
+
+
+async def test_a_slot_does_not_restart_beyond_what_was_confirmed(tmp_path: Path) -> None:
+    slots = SlotStore(tmp_path, 1)
+    slot = Slot("s", "test_decoding", "d", 5, 10, temporary=True)
+    slots._slots = {"s": slot}
+    session: Any = SimpleNamespace(service=SimpleNamespace(slots=slots), pid=1, end=None)
+    slot.owner = session
+    for confirmed, restart, moved in ((20, 30, 5), (40, 30, 30)):
+        moves = Moves(session)
+        moves.add(moves.acquire("s"), confirmed, restart)
+        shown = moves.shown(slot, {})
+        await moves.carry_out()
+        assert (slot.confirmed_flush_lsn, slot.restart_lsn) == (confirmed, moved)
+        assert shown["restart_lsn"] == str(Lsn(moved))
