@@ -370,3 +370,30 @@ def test_a_stream_that_begins_before_the_catalogs_that_were_saved_last(
         upstream.execute("INSERT INTO t VALUES (2, 'x')")
         wait_until(lambda: 2 in follower.ids, "the new row has come")
     assert (follower.ids, follower.error) == ([1, 2], None)
+
+
+@pytest.mark.full
+def test_databases_that_swap_their_names_keep_their_slots(upstream: EmbeddedPostgres, publish: Publish) -> None:
+    """The decoding began in the database that had the name: its changes were sent for the other one's slot."""
+    names = {"a": 1, "b": 2}
+    for name in names:
+        upstream.create_database(name)
+        upstream.execute("CREATE TABLE t (id int, v text)", name)
+    publish.execute("SELECT pg_create_logical_replication_slot('of_a', 'test_decoding')", dbname="a")
+    catalogs = publish.home / "walsender" / "catalogs"
+    upstream.execute("CHECKPOINT")
+    wait_until(lambda: list(catalogs.glob("*/*.catalogs")), "the catalogs are saved")
+    process = _decoding(publish)
+    publish.kill()
+    wait_until(lambda: not Path(f"/proc/{process}").exists(), "its decoding process has ended")
+    for path in catalogs.glob("*/*"):
+        path.unlink()
+    for before, after in (("a", "c"), ("b", "a"), ("c", "b")):
+        upstream.execute(f"ALTER DATABASE {before} RENAME TO {after}")
+    publish.start()
+    wait_until(lambda: list(catalogs.glob("*/*.catalogs")), "the catalogs are read anew")
+    with Follower(lambda: publish.conninfo(dbname="b"), "of_a") as follower:
+        for name, number in names.items():
+            upstream.execute(f"INSERT INTO t VALUES ({number}, 'x')", name)
+        wait_until(lambda: follower.ids or follower.error, "a row has come")
+    assert (follower.ids, follower.error) == ([2], None)

@@ -16,6 +16,7 @@ from pubsub.errors import (
     InsufficientPrivilege,
     NotInPrerequisiteState,
     PublisherError,
+    PubsubError,
     UndefinedObject,
 )
 from pubsub.protocol.lsn import Lsn
@@ -186,6 +187,14 @@ async def inspect(connection: Connection) -> Upstream:
         row[13] == "t",
         int(str(row[14])),
     )
+
+
+async def database_name(connection: Connection, oid: int) -> str:
+    """Return a database's name.  Raises PubsubError (3D000) if there is none."""
+    rows = await connection.query("SELECT datname FROM pg_catalog.pg_database WHERE oid = $1", [oid])
+    if not rows:
+        raise PubsubError(f"database with OID {oid} does not exist", sqlstate="3D000")
+    return str(rows[0][0])
 
 
 async def check_slot(connection: Connection, name: str) -> None:

@@ -210,7 +210,8 @@ class Decoders:
         checked_files.prepare(spill)
         restart = self._needed(slot.database_oid) or slot.restart_lsn
         task = Task(
-            self._upstream.with_database(slot.database),
+            self._upstream.conninfo,
+            slot.database_oid,
             str(feed.spool.directory),
             str(self._states_of(slot.database_oid)),
             str(spill),

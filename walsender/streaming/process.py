@@ -27,6 +27,7 @@ from typing import Any, Final
 from pubsub.backend import messages as m
 from pubsub.errors import ConnectionFailure, DataCorrupted, NotInPrerequisiteState, PublisherError, PubsubError
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.conninfo import format_conninfo, parse_conninfo
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.reorderbuffer.files import FileFailure
 from walsender.beginning import read_catalogs
@@ -36,7 +37,7 @@ from walsender.historic import upstream
 from walsender.historic.state import CatalogState, CatalogStates, Taken
 from walsender.historic.tracker import CatalogDiverged
 from walsender.plugin_request import PluginRequest
-from walsender.source.retry import Retry, is_lost
+from walsender.source.retry import RETRY_INTERVAL, Retry, is_lost
 from walsender.streaming import requests
 from walsender.streaming.backlog import Backlog
 from walsender.streaming.channel import Channel
@@ -321,24 +322,37 @@ class DecodingProcess:
                 return await self._read_catalogs(redo)
             try:
                 state = self._states.load(position)
-                if state.facts.server.system_identifier != self._task.system_identifier:
-                    raise DataCorrupted("the catalogs are of another server")
+                server = state.facts.server
+                if (server.system_identifier, server.database) != (self._task.system_identifier, self._task.database):
+                    raise DataCorrupted("the catalogs are of another server or database")
             except (DataCorrupted, FileFailure) as error:
                 print(error.report(), file=sys.stderr, flush=True)
                 self._states.remove(position)
                 continue
             return state
 
+    async def _connect(self) -> Connection:
+        """Connect to the database, whatever its name is now.  Raises ConnectionFailure, PubsubError."""
+        conninfo = self._task.conninfo
+        async with await self._connect_to(conninfo) as connection:
+            name = await upstream.database_name(connection, self._task.database)
+        return await self._connect_to(format_conninfo({**parse_conninfo(conninfo), "dbname": name}))
+
+    async def _connect_to(self, conninfo: str) -> Connection:
+        connection = await Connection.connect(conninfo, application_name="walsender")
+        connection.answer_timeout = self._task.answer_timeout or None
+        return connection
+
     async def _read_catalogs(self, redo: int) -> CatalogState:
         """Read the catalogs from the server; begin anew if it restarts meanwhile."""
         retry = Retry()
         while True:
             try:
-                connection = await Connection.connect(self._task.conninfo, application_name="walsender")
+                connection = await self._connect()
             except (ConnectionFailure, PublisherError) as error:
                 retry.judge(error)
-                connection = await retry.connect(self._task.conninfo)
-            connection.answer_timeout = self._task.answer_timeout or None
+                await asyncio.sleep(RETRY_INTERVAL)
+                continue
             async with connection:
                 source = SpoolSource(Spool(Path(self._task.spool), self._task.segment_size), self._tip)
                 self._sources.add(source)
@@ -346,6 +360,8 @@ class DecodingProcess:
                     server = await upstream.inspect(connection)
                     if server.system_identifier != self._task.system_identifier:
                         raise NotInPrerequisiteState("the upstream server is another one than before")
+                    if server.database != self._task.database:
+                        raise NotInPrerequisiteState("the database's name is another one's now")
                     return await read_catalogs(connection, server, source, redo)
                 except (ConnectionFailure, PublisherError) as error:
                     if not await is_lost(connection):

@@ -56,12 +56,14 @@ _FIELDS: Final = ("message", "sqlstate", "detail", "hint", "context")
 class Task:
     """What a process is to do.
 
+    `conninfo`: the upstream server's, of any database; `database`: the oid of the one to decode.
     `spool`, `states`, `spill`: directories.  `tip`: where the WAL ends; `redo`: the redo position of a checkpoint, from which a
     slot of the database can begin; `system_identifier`: the upstream server's; `answer_timeout`: seconds that it may take for an
     answer; 0: for ever.
     """
 
     conninfo: str
+    database: int
     spool: str
     states: str
     spill: str

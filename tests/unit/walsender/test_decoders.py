@@ -16,7 +16,8 @@ from pubsub.errors import DataCorrupted
 from pubsub.protocol.output.styles import Styles
 from walsender.feed.archive import Archive
 from walsender.feed.feed import Feed
-from walsender.historic.upstream import SessionTexts
+from walsender.historic.state import CatalogState, CatalogStates, DatabaseFacts
+from walsender.historic.upstream import Builtins, SessionTexts, Upstream
 from walsender.server.decoders import Decoder, Decoders, Served
 from walsender.streaming import requests
 from walsender.streaming.channel import Channel
@@ -43,7 +44,7 @@ async def test_a_stream_that_is_asked_for_meanwhile_is_told_the_reason(tmp_path:
         (tmp_path / name).mkdir()
         directories[name] = str(tmp_path / name)
     task = Task(
-        "", **directories, segment_size=1 << 24, system_identifier=1, work_mem=1, tip=0, redo=0, answer_timeout=0
+        "", 5, **directories, segment_size=1 << 24, system_identifier=1, work_mem=1, tip=0, redo=0, answer_timeout=0
     )
     running = asyncio.create_task(_Failing(theirs).run())
     channel.send(requests.TASK, task.write())
@@ -264,7 +265,7 @@ async def test_which_catalogs_a_pass_begins_with(
             return max((one for one in self.positions if one <= lsn), default=None)
 
         def load(self, position: int) -> Any:
-            server = SimpleNamespace(system_identifier=1)
+            server = SimpleNamespace(system_identifier=1, database=5)
             return SimpleNamespace(position=position, facts=SimpleNamespace(server=server))
 
     (tmp_path / "0000000000000400").touch()
@@ -273,10 +274,39 @@ async def test_which_catalogs_a_pass_begins_with(
     ours, theirs = socket.socketpair()
     with ours:
         process = Process(theirs)
-        process._task = cast(Any, SimpleNamespace(spool=str(tmp_path), segment_size=1024, system_identifier=1))
+        process._task = cast(
+            Any, SimpleNamespace(spool=str(tmp_path), segment_size=1024, system_identifier=1, database=5)
+        )
         process._states = cast(Any, States())
         state: Any = await process._catalogs(lsn, redo)
         assert getattr(state, "position", state) == found
+        process._channel.close()
+
+
+async def test_catalogs_of_another_database_are_not_used(tmp_path: Path) -> None:
+    """They may have been saved when two databases had swapped their names."""
+    server = Upstream(180000, 6, "UTF8", 1, 1024, True, True)
+    state = CatalogState(100, DatabaseFacts(server, Builtins({}, {}, frozenset())), [], {}, {}, [])
+    states = CatalogStates(tmp_path)
+    taken = states.take(state.tracker(lambda _: False), 100, state)
+    assert taken is not None
+    states.write(taken)
+
+    class Process(DecodingProcess):
+        async def _read_catalogs(self, redo: int) -> Any:
+            return "read"
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = Process(theirs)
+        process._states = states
+        for oid in (6, 5):
+            process._task = cast(
+                Any, SimpleNamespace(spool=str(tmp_path), segment_size=1024, system_identifier=1, database=oid)
+            )
+            found: Any = await process._catalogs(200, 50)
+            assert getattr(found, "position", found) == (100 if oid == 6 else "read")
+        assert states.positions() == []
         process._channel.close()
 
 
