@@ -769,7 +769,7 @@ class Decoder:
             if not self._needs_skip(output, record.lsn) and not output.rules.skips_origin(record.origin):
                 # A subtransaction's message names the subtransaction (reorderbuffer.c: ReorderBufferQueueMessage).
                 sent = SentTransaction(record.xid, txn.first_lsn, 0, 0, 0) if txn is not None else None
-                output.message(sent, record.end_lsn, record.xid, prefix, content)
+                output.message(sent, record.lsn, record.end_lsn, record.xid, prefix, content)
 
 
 class RolledBack(Protocol):

@@ -304,12 +304,14 @@ class Output:
 
     # Messages
 
-    def message(self, sent: SentTransaction | None, lsn: int, xid: int, prefix: bytes, content: bytes) -> None:
-        """Send a message that belongs to no transaction's changes."""
+    def message(
+        self, sent: SentTransaction | None, lsn: int, end_lsn: int, xid: int, prefix: bytes, content: bytes
+    ) -> None:
+        """Send a message that belongs to no transaction's changes; its record lies between the LSNs."""
 
         def work() -> Iterator[None]:
             self.join(lsn)
-            self.plugin.message(sent, lsn, xid, False, prefix, content)
+            self.plugin.message(sent, end_lsn, xid, False, prefix, content)
             yield
 
         self._do(work())

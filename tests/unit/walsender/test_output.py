@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,3 +89,21 @@ def test_a_large_transaction_is_sent_in_steps(is_published: bool) -> None:
     assert plugin.ended
     assert plugin.rows == (10 * BATCH if is_published else 0)
     assert steps > 10
+
+
+def test_a_subscriber_that_begins_behind_a_message_does_not_get_it() -> None:
+    """A stream's position after a message is the end of its record; whoever began there got the message again."""
+    did: list[object] = []
+
+    class Saying(Plugin):
+        def message(self, _txn: object, lsn: int, *_: object) -> None:
+            did.append(lsn)
+
+    plugin: Any = Saying()
+    texts: Any = None
+    output = Output(plugin, texts, Rules("key", "key", False, lambda _: False, lambda _: False))
+    for start in (100, 160, 200):
+        output.joining.append((start, partial(did.append, f"from {start}")))
+    output.message(None, 100, 160, 3, b"p", b"c")
+    output.message(None, 160, 200, 3, b"p", b"c")
+    assert did == ["from 100", 160, "from 160", 200]
