@@ -111,13 +111,17 @@ class Taken:
 
 
 class CatalogStates:
-    """The files of one database, in `directory`.  Methods block, and raise FileFailure."""
+    """The files of one database, in `directory`.  Methods block, and raise FileFailure.
 
-    def __init__(self, directory: Path) -> None:
+    `writes`: no other process does so meanwhile; who only looks leaves what that process is writing.
+    """
+
+    def __init__(self, directory: Path, *, writes: bool = True) -> None:
         self._directory = directory
         self._newest: tuple[int, tuple[object, int]] | None = None
         """The position of the last whole file of this process, and what says that nothing has changed since (Taken)."""
-        checked_files.prepare(directory)
+        if writes:
+            checked_files.prepare(directory)
 
     def positions(self) -> list[int]:
         """Return the positions at which there are catalogs, in order."""
@@ -210,6 +214,8 @@ class CatalogStates:
             files.remove(self._path(position, _WHOLE))
 
     def _paths(self) -> list[Path]:
+        if not self._directory.exists():
+            return []
         with files.doing("read", self._directory):
             return [path for path in self._directory.iterdir() if path.suffix in {_WHOLE, _SAME}]
 

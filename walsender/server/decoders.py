@@ -291,7 +291,7 @@ class Decoders:
         for oid in {slot.database_oid for slot in self._slots}:
             needed = self._needed(oid)
             if needed is not None:
-                position = CatalogStates(self._states_of(oid)).newest_before(needed)
+                position = CatalogStates(self._states_of(oid), writes=False).newest_before(needed)
                 if position is None or position < self._feed.oldest <= needed:
                     # As the process chooses them (streaming/process.py).
                     position = needed

@@ -230,6 +230,18 @@ def test_old_catalogs_hold_no_wal_for_a_slot_that_does_not_begin_at_them(tmp_pat
     assert [one.oldest_needed() for one in stores] == [600, 700, 600, 200]
 
 
+def test_a_look_at_the_catalogs_leaves_alone_what_is_being_written(tmp_path: Path) -> None:
+    """The database's process writes them; its file that was not renamed yet was removed."""
+    at = _save_catalogs(tmp_path, 1, 100)
+    aside = at / "00000000000000C8.catalogs.tmp"
+    aside.touch()
+    feed: Any = SimpleNamespace(oldest=0)
+    slots: Any = [_slot(1, 600), _slot(2, 300)]
+    assert Decoders(tmp_path, cast(Any, None), feed, slots, 1).oldest_needed() == 100
+    assert aside.exists()
+    assert not (tmp_path / "catalogs" / "2").exists()
+
+
 async def test_catalogs_from_before_missing_wal_are_removed(tmp_path: Path) -> None:
     catalogs = [_save_catalogs(tmp_path, oid, 100, 500, 600) for oid in (1, 2)]
     decoders = Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1)
