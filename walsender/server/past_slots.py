@@ -41,6 +41,8 @@ async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
     registered.check(plugin)
     try:
         restart = await past.restart_for(service.feed, conninfo, start)
+        # The server listens already: a client may have made one meanwhile.
+        service.slots.check_new(name)
         service.slots.add(Slot(name, plugin, str(database), restart, start, database_oid=int(str(oid))))
         service.decoders.slots_changed()
     finally:
