@@ -304,8 +304,9 @@ class Subscriber:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         if self.ending != CLOSED:
+            # The session reads what is still to come, which a client may send without end.
             with suppress(OSError):
-                while data := self._socket.recv(_RECEIVE):
+                while len(self._received) < _LONGEST and (data := self._socket.recv(_RECEIVE)):
                     self._received += data
         self.rest = bytes(self._received)
         self._socket.close()
