@@ -192,7 +192,13 @@ def test_a_slot_that_lags_past_the_limit_reads_the_archive(
 ) -> None:
     """The spool stays within max_slot_wal_keep_size, and the slot is not lost."""
     publish = make(*_options(kind, archive), "--max-slot-wal-keep-size", "3MB")
+    # The slot begins at a list that lies behind the page images of what is changed again.
+    upstream.execute("CREATE TABLE u (id int)")
+    upstream.execute("CHECKPOINT")
+    upstream.execute("ALTER TABLE u ADD a int")
+    upstream.query("SELECT pg_log_standby_snapshot()")
     publish.execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+    upstream.execute("ALTER TABLE u ADD b int")
     writer = Writer(upstream)
     writer.write(20)
     upstream.execute("CHECKPOINT")
@@ -204,6 +210,12 @@ def test_a_slot_that_lags_past_the_limit_reads_the_archive(
 
     wait_until(is_small, "the spool is within its limit")
     assert publish.query("SELECT wal_status, invalidation_reason FROM pg_replication_slots") == [("unreserved", None)]
+    # A function reads the catalogs anew, from a checkpoint before the slot.
+    peek = "SELECT count(*) FROM pg_logical_slot_peek_changes('s', NULL, NULL) WHERE data LIKE 'table public.t:%'"
+    assert publish.query(peek) == [(writer.last,)]
+    publish.terminate()
+    publish.start()
+    assert publish.query(peek) == [(writer.last,)]
     gone = min(archive.glob("0*"))
     for path in archive.glob("0*"):
         path.rename(path.with_suffix(".away"))

@@ -203,9 +203,13 @@ class Commits:
     def _newest(self) -> _List | None:
         return next((one for one in reversed(self._lists) if one.clear_at), None)
 
-    def forget_before(self, lsn: int) -> None:
-        """Forget where slots could begin before `lsn`, whose WAL is no longer kept."""
-        self._redos = [redo for redo in self._redos if redo >= lsn]
+    def forget_before(self, lsn: int, restarts: Iterable[int]) -> None:
+        """Forget where slots could begin before `lsn`, whose WAL is no longer kept here.
+
+        `restarts`: where slots begin.  An archive may have that WAL: the checkpoint before each is remembered.
+        """
+        needed = {self.redo_before(restart) for restart in restarts}
+        self._redos = [redo for redo in self._redos if redo >= lsn or redo in needed]
         while self._lists and self._lists[0].lsn < lsn:
             gone = self._lists.popleft()
             for xid in gone.alive:

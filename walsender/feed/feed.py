@@ -234,7 +234,7 @@ class Feed:
             return None
         if self.spool.run_start(position) > position:
             return None
-        commits.forget_before(self.spool.run_start(position))
+        commits.forget_before(self.spool.run_start(position), self._slots.restarts)
         return position, commits
 
     def _begin(self, start: int, prepared: set[int]) -> None:
@@ -524,11 +524,11 @@ class Feed:
                 floor = await self._archived(needed, floor)
             # The catalogs can be read from a checkpoint's redo position only.
             redo = self.commits.redo_before(floor)
-            if redo is None:
+            if redo is None or redo < self.oldest:
                 redo = floor if self.archive is not None and needed < self.oldest else None
             if redo is not None and (floor := min(floor, redo)) - floor % size > self.oldest:
                 self.oldest = floor - floor % size
-                self.commits.forget_before(self.oldest)
+                self.commits.forget_before(self.oldest, self._slots.restarts)
                 await asyncio.to_thread(self.spool.remove_before, self.oldest)
         await asyncio.to_thread(self.spool.compress_before, last - size)
 

@@ -228,11 +228,14 @@ class SlotStore:
         return self._directory / f"{name}{_ENDING}"
 
     @property
+    def restarts(self) -> list[int]:
+        """Where the decoding for each slot would begin after a crash: now, or later."""
+        return [one.saved_restart_lsn for one in self._slots.values() if one.invalidation_reason is None]
+
+    @property
     def needed(self) -> int | None:
         """The oldest LSN that a slot needs, now or after a crash; None if none needs any."""
-        return min(
-            (one.saved_restart_lsn for one in self._slots.values() if one.invalidation_reason is None), default=None
-        )
+        return min(self.restarts, default=None)
 
 
 def _read(path: Path) -> Slot:

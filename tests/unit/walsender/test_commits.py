@@ -49,6 +49,18 @@ def test_a_list_keeps_what_lies_behind_a_commit_that_waits() -> None:
     assert not commits.recent
 
 
+def test_the_checkpoint_before_a_slot_is_remembered_though_its_wal_is_archived() -> None:
+    """It was taken to begin at its list of running transactions, from which the catalogs cannot be read."""
+    commits = _commits()
+    for record in (_shutdown(10), _shutdown(20), _list(25), _shutdown(30), _shutdown(40), _list(45), _shutdown(50)):
+        commits.add(record)
+    commits.forget_before(48, [25, 45])
+    assert [commits.redo_before(lsn) for lsn in (19, 25, 45, 49, 50)] == [None, 20, 40, 40, 50]
+    assert commits.restart_for(47, 48) is None
+    commits.forget_before(48, [45])
+    assert [commits.redo_before(lsn) for lsn in (25, 45)] == [None, 40]
+
+
 def test_what_an_earlier_release_knew_of_commits_is_read_again() -> None:
     """It had forgotten commits behind one that waited."""
     wal_format = format_of_version(180000)

@@ -385,5 +385,5 @@ def test_what_is_known_of_transactions_is_restored() -> None:
     assert (again.restart_for(301, 0), again.redo_before(100)) == (100, 90)
     assert again.restart_for(301, 95) is None, "no checkpoint is before it"
     assert commits.restart_for(301, 0) is None
-    again.forget_before(150)
+    again.forget_before(150, [])
     assert again.restart_for(301, 0) is None
