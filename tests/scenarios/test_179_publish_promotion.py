@@ -120,3 +120,36 @@ def test_a_timeline_that_left_before_what_was_read_is_refused(tmp_path: Path) ->
             assert follower.ids == list(range(1, 11))
         finally:
             publish.kill()
+
+
+@pytest.mark.full
+def test_a_timeline_that_left_before_what_was_confirmed_is_refused(tmp_path: Path) -> None:
+    """After a power loss slots may be ahead of the WAL that is here: what was read is not all that was sent."""
+    with _pair() as (primary, standby, conninfo):
+        publish = _Proxied(tmp_path / "node", conninfo)
+        try:
+            publish.execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+            _insert(primary, 1, 5)
+            wait_until(lambda: standby.query("SELECT max(id) FROM t", "postgres") == [(5,)], "the standby follows")
+            ((end,),) = standby.query("SELECT pg_last_wal_replay_lsn() - '0/0'", "postgres")
+            standby.stop()
+            with Follower(publish.conninfo, "s") as follower:
+                _insert(primary, 6, 10)
+                wait_until(lambda: len(follower.ids) == 10, "the subscriber has what the standby lacks")
+                wait_until(lambda: follower.is_confirmed(publish.query), "the slot's position has followed")
+                publish.terminate()
+            directory = publish.home / "walsender"
+            segment = max((directory / "wal").glob("0*"))
+            with segment.open("r+b") as file:
+                file.truncate(int(end) - int(segment.name, 16))
+            (directory / "feed.state").unlink(missing_ok=True)
+            primary.stop()
+            standby.start()
+            standby.promote()
+            _insert(standby, 11, 11)
+            with pytest.raises(AssertionError):
+                publish.start()
+            assert publish.wait() == 1
+            assert "timeline 2 left timeline 1 before" in publish.tail()
+        finally:
+            publish.kill()

@@ -168,8 +168,7 @@ class Feed:
         self._name_archive()
         starts = self.spool.starts()
         if not starts:
-            confirmed = (one.confirmed_flush_lsn for one in self._slots if one.invalidation_reason is None)
-            check_descent(self.history, self._followed, max(confirmed, default=0))
+            check_descent(self.history, self._followed, self._confirmed)
             self._followed = self.timeline
         restored = self._restored()
         if restored is not None:
@@ -281,6 +280,12 @@ class Feed:
         """LSN up to which whole records are here: after a switch of timelines others follow them."""
         return min(self._reader.position, self._reader.received)
 
+    @property
+    def _confirmed(self) -> int:
+        """LSN up to which a subscriber has everything: a power loss may have left less WAL here."""
+        slots = (slot for slot in self._slots if slot.invalidation_reason is None)
+        return max((self.end_of_record(slot.confirmed_flush_lsn) for slot in slots), default=0)
+
     async def wait_for(self, lsn: int) -> None:
         """Wait until all records before `lsn` were read."""
         wanted = self.geometry.to_byte_position(lsn)
@@ -347,7 +352,6 @@ class Feed:
         # The last bytes may be those of a write that a crash cut off.
         self._reader.restart_at(self.position)
         # The server may have been promoted, or another one put in its place, while this was away.
-        check_descent(self.history, self._followed, self.position)
         self._follow_timeline()
         self._tell()
 
@@ -364,7 +368,11 @@ class Feed:
             )
 
     def _follow_timeline(self) -> None:
-        """Note which timeline the WAL here is of, before there is any of it.  Raises FileFailure."""
+        """Note which timeline the WAL here is of, before there is any of it.
+
+        Raises FileFailure, and NotInPrerequisiteState unless it goes on where the WAL here ends, and what was sent of it.
+        """
+        check_descent(self.history, self._followed, max(self.position, self._confirmed))
         checked_files.write(self._directory / _TIMELINE, str(self.timeline).encode())
         if self.timeline != self._followed:
             logger.info(

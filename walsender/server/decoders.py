@@ -277,6 +277,11 @@ class Decoders:
         await asyncio.gather(*(one.stop() for one in decoders.values()))
         self._look.set()
 
+    def forget_from(self, lsn: int) -> None:
+        """Remove the catalogs from `lsn` on, before any process runs: the server may have left that WAL's timeline."""
+        for oid in self._saved():
+            CatalogStates(self._states_of(oid)).keep_before(lsn)
+
     async def begin_anew(self, lsn: int) -> None:
         """End all processes: WAL before `lsn` is missing, and those that are needed begin behind it."""
         await self.stop()

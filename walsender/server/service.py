@@ -142,6 +142,8 @@ class Service:
         service = cls(options)
         try:
             await service.feed.open()
+            # A power loss may have left less WAL here than was decoded.
+            service.decoders.forget_from(service.feed.position)
         except BaseException:
             service._lock.release()
             raise

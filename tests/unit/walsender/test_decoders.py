@@ -250,6 +250,13 @@ async def test_catalogs_from_before_missing_wal_are_removed(tmp_path: Path) -> N
         assert sorted(path.stem[-3:] for path in one.iterdir()) == ["1F4", "258"]
 
 
+def test_catalogs_from_behind_the_wal_that_is_there_are_removed(tmp_path: Path) -> None:
+    """The server may have been promoted on another timeline since a power loss: there they are others."""
+    catalogs = _save_catalogs(tmp_path, 1, 100, 500, 600)
+    Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1).forget_from(500)
+    assert [path.stem[-3:] for path in catalogs.iterdir()] == ["064"]
+
+
 @pytest.mark.parametrize(
     ("lsn", "redo", "archive", "found"),
     [
