@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from apply.schema_changes import attributes
 from apply.schema_changes.column_choice import replicated
 from apply.snapshot_point import SnapshotPoint
 from apply.staging.destination import Destination
@@ -177,7 +178,8 @@ class _Repair:
                 raise NotInPrerequisiteState("the table is not ready any more")
             table = PublisherTable(self._subscription, relation, _NAME, Figures())
             described = await table.describe(connection, self._point.snapshot, self._point.lsn)
-            _require_same_columns(described, destination, relation)
+            properties = await asyncio.to_thread(delta.properties, relation.path)
+            _require_same_columns(described, destination, relation, properties)
             keys = await asyncio.to_thread(_read, Path(wanted["file"]))
             if destination.table.key:
                 folded = await self._under_keys(described, destination, keys)
@@ -230,7 +232,9 @@ class _Repair:
             with copy_out.session(self._subscription.conninfo, _NAME, cut) as session, cut.watching(session):
                 session.execute(SESSION.encode())
                 snapshots.begin_session_under(session, self._point.snapshot)
-                source = source_table(session, relation, found, row_form(relation, found, target, drawn))
+                source = source_table(
+                    session, relation, found, row_form(relation, found, target, destination.app_id, drawn)
+                )
                 theirs = Hashed.joined([source.rows_like(session, one, hashes) for one in source.stretches()])
                 ours = target.rows_like(source.form, hashes)
                 places = surplus(theirs, ours)
@@ -271,12 +275,21 @@ def _rows_at(
     return with_columns(pa.Table.from_batches(source.copy_at(session, places, schema), schema), destination.table)
 
 
-def _require_same_columns(described: Described, destination: Destination, relation: SubscriptionRel) -> None:
-    """Raise unless the Delta table has the publisher's columns: an ALTER TABLE that was not followed yet is followed first."""
+def _require_same_columns(
+    described: Described, destination: Destination, relation: SubscriptionRel, properties: Mapping[str, str]
+) -> None:
+    """Raise unless the Delta table has the publisher's columns: an ALTER TABLE that was not followed yet is followed first.
+
+    The stream knows columns by their numbers.  It would drop or rename what was written under a name that another column has now.
+    """
+    stored = attributes.stored(relation.definition)
+    known = attributes.newer(properties, destination.app_id, stored) or stored
     for name in described.target.schema.names:
         if name not in destination.table.schema.names:
             raise NotInPrerequisiteState(f'column "{name}" was added at the publisher, and not here yet')
-    now = replicated(relation.definition, described.definition.columns)
+    for name in attributes.named_otherwise(known, described.choice.columns):
+        raise NotInPrerequisiteState(f'column "{name}" is another one at the publisher, which is not followed yet')
+    now = replicated(known, described.definition.columns)
     if described.target.closed != destination.table.closed or (
         destination.table.closed and not described.choice.names.issuperset(column.name for column in now)
     ):

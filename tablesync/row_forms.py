@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from apply.schema_changes import attributes
 from apply.schema_changes.column_choice import replicated
 from catalog.records import SubscriptionRel
 from pubsub.digest.forms import Form, RowForm, form_of
@@ -35,6 +36,9 @@ class CannotCompare(PubsubError):
         self.differs = differs
 
 
+_ALTERED: Final = "The table's next row at the publisher alters it; so does ALTER SUBSCRIPTION … REFRESH PUBLICATION."
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """The subscription's tables as the publisher has them under the snapshot, by oid; `encoding`: of its database."""
@@ -58,9 +62,17 @@ async def published(connection: Connection, publications: Sequence[str]) -> Publ
 
 
 def row_form(
-    relation: SubscriptionRel, found: Published, target: DeltaVersion, drawn: tuple[int, str] | None = None
+    relation: SubscriptionRel,
+    found: Published,
+    target: DeltaVersion,
+    app_id: str,
+    drawn: tuple[int, str] | None = None,
 ) -> RowForm:
-    """Return how the rows of a table are hashed; `drawn`: an earlier form's seed and text for NULL.  Raises CannotCompare."""
+    """Return how the rows of a table are hashed.
+
+    `relation`: as it was at `target`'s version, or before.  `app_id`: the id under which its rows are written.  `drawn`: an earlier
+    form's seed and text for NULL.  Raises CannotCompare.
+    """
     if relation.mode == "history":
         raise CannotCompare("the table keeps the history (mode = history), of which the publisher has only the end")
     oid = Oid(relation.relid)
@@ -70,12 +82,21 @@ def row_form(
             "the publications do not publish the table any more",
             f'ALTER SUBSCRIPTION … REFRESH PUBLICATION takes "{relation.qualified_name}" out of the subscription.',
         )
-    columns = replicated(relation.definition, definition.published(table.attnames))
+    stored = attributes.stored(relation.definition)
+    known = attributes.newer(target.properties, app_id, stored) or stored
+    columns = replicated(known, definition.published(table.attnames))
     absent = [column.name for column in columns if column.name not in target.schema.names]
     if absent:
         raise CannotCompare(
             f"the Delta table lacks the columns {', '.join(absent)}",
             "The table's next row at the publisher adds them; so does ALTER SUBSCRIPTION … REFRESH PUBLICATION.",
+            differs=True,
+        )
+    others = attributes.named_otherwise(known, columns)
+    if others:
+        raise CannotCompare(
+            f"the Delta table has other columns under the names {', '.join(others)}: they were dropped or renamed",
+            _ALTERED,
             differs=True,
         )
     forms = [_form(column, target.schema.field(column.name).type, found.encoding) for column in columns]
@@ -125,7 +146,7 @@ def _form(column: ColumnDefinition, kind: pa.DataType, encoding: str) -> Form:
     if not next((fits for is_kind, fits in natural.items() if is_kind(kind)), True):
         raise CannotCompare(
             f'column "{column.name}" has type {column.type_name} at the publisher, which the Delta table does not have yet',
-            "The table's next row at the publisher alters it; so does ALTER SUBSCRIPTION … REFRESH PUBLICATION.",
+            _ALTERED,
             differs=True,
         )
     return form_of(column, kind, encoding)

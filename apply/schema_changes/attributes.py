@@ -159,6 +159,26 @@ def stored(definition: str | None) -> Attributes | None:
     return read(json.loads(definition or "{}").get("attributes"))
 
 
+def newer(properties: Mapping[str, str], app_id: str, than: Attributes | None) -> Attributes | None:
+    """Return the attributes in a Delta table's properties, if they are of the copy `app_id` and newer than the catalog's, `than`."""
+    said = read(properties.get(PROPERTY))
+    if said is None or said.app_id != app_id or (than is not None and than.since >= said.since):
+        return None
+    return said
+
+
+def named_otherwise(known: Attributes | None, columns: Sequence[ColumnDefinition]) -> list[str]:
+    """Return the names of those of the publisher's columns that the Delta table does not have under these names.
+
+    A column of that name in the Delta table is another one, which an ALTER TABLE has dropped or renamed.  `known` None: the
+    columns' numbers are not known, and names are all that there is.
+    """
+    if known is None:
+        return []
+    here = {one.number: one.name for one in known.columns}
+    return [column.name for column in columns if here.get(column.attnum) != column.name]
+
+
 def of_definition(
     definition: TableDefinition,
     names: Sequence[str],

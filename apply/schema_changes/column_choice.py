@@ -109,9 +109,8 @@ def _with(definition: str, attributes: Attributes) -> str:
     return json.dumps({**json.loads(definition), "attributes": attributes.as_json()}, ensure_ascii=False)
 
 
-def replicated(definition: str | None, columns: Sequence[ColumnDefinition]) -> list[ColumnDefinition]:
-    """Return those of the published columns that the Delta table gets now, by its definition."""
-    said = stored(definition)
-    if said is None or said.left_out is None:
+def replicated(known: Attributes | None, columns: Sequence[ColumnDefinition]) -> list[ColumnDefinition]:
+    """Return those of the published columns that the Delta table gets now, by its attributes."""
+    if known is None or known.left_out is None:
         return list(columns)
-    return [column for column in columns if column.attnum in said.by_number]
+    return [column for column in columns if column.attnum in known.by_number]

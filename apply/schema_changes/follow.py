@@ -104,9 +104,9 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     """
     target = await asyncio.to_thread(delta.load, path, relation, definition)
     properties = await asyncio.to_thread(delta.properties, path)
-    said = attrs.read(properties.get(attrs.PROPERTY))
     stored = attrs.stored(definition)
-    if said is not None and said.app_id == app_id and (stored is None or stored.since < said.since):
+    said = attrs.newer(properties, app_id, stored)
+    if said is not None:
         target = replace(delta.as_said(target, properties), closed=said.left_out is not None)
         return Columns(relid, app_id, target, said)
     if stored is None:

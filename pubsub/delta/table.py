@@ -206,7 +206,11 @@ def properties(path: str) -> Mapping[str, str]:
     """Return the table's properties.  Raises UndefinedTable if there is no table at `path`."""
     if not exists(path):
         raise UndefinedTable(f'Delta table "{path}" does not exist')
-    return {k: v or "" for k, v in opened(path).metadata().configuration.items()}
+    return _properties(opened(path))
+
+
+def _properties(table: DeltaTable) -> Mapping[str, str]:
+    return {k: v or "" for k, v in table.metadata().configuration.items()}
 
 
 def has_files(path: str) -> bool:
@@ -380,14 +384,16 @@ def read_schema(path: str) -> pa.Schema:
     return _read_columns(path)[0]
 
 
-def columns_at(path: str, version: int) -> tuple[pa.Schema, delta_schema.Mapped]:
-    """Return the schema of one version of the table, as `read_schema` does, and the columns with other names in files.
+def described_at(path: str, version: int) -> tuple[pa.Schema, delta_schema.Mapped, Mapping[str, str]]:
+    """Return the schema of one version of the table, as `read_schema` does, the columns with other names in files, and
+    its properties.
 
     Raises deltalake's errors if the log no longer has the version.
     """
     from deltalake import DeltaTable
 
-    return _columns(DeltaTable(path, version=version, storage_options=options(path)))
+    table = DeltaTable(path, version=version, storage_options=options(path))
+    return *_columns(table), _properties(table)
 
 
 def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:

@@ -40,8 +40,9 @@ class DeltaVersion:
     def __init__(self, path: str, version: int, relation: str) -> None:
         self.path = path
         self.version = version
-        schema, mapped = table.columns_at(path, version)
+        schema, mapped, properties = table.described_at(path, version)
         self.schema: pa.Schema = schema
+        self.properties = properties
         self._table = TargetTable(path, schema, (), relation, mapped)
         self._log: TableLog | None = None
         if is_reached(path):

@@ -26,6 +26,7 @@ from catalog.records import Outcome, State, Subscription, SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.concurrency import finish, uncancelled
+from pubsub.delta.table import application_id
 from pubsub.digest import source as digest_source
 from pubsub.digest.forms import RowForm
 from pubsub.digest.target import DeltaVersion
@@ -315,6 +316,7 @@ class _Tables:
         self._verification = verification
         self._point = point
         self._wanted = wanted
+        self._node_id = state.node.node_id
         self._rows = {one.relid: one.rows for one in state.rows if one.subid == verification._subscription.oid}
         self.broken: list[Broken] = []
 
@@ -349,12 +351,13 @@ class _Tables:
         pace = Pace(bounds.bytes_per_second)
         comparer = Comparer(point.sessions, pace, show=self._wanted.show, all_keys=self._wanted.repair)
         cut = copy_out.Cut()
+        app_id = application_id(self._node_id, relation.subid, relation.relid, relation.copy_generation)
 
         def work() -> tuple[Found, RowForm]:
             for session in point.sessions:
                 session.execute("SAVEPOINT before_table")
             target = DeltaVersion(relation.path, version, relation.qualified_name)
-            form = row_form(relation, point.published, target)
+            form = row_form(relation, point.published, target, app_id)
             source = source_table(point.sessions[0], relation, point.published, form)
             estimate = self._rows.get(relation.relid) or relation.estimated_rows or 0
             try:
