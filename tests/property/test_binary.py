@@ -85,6 +85,19 @@ def test_numerics_by_columns(values: list[Decimal | None], size: tuple[int, int]
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize(
+    ("oid", "nans"), [(700, ["ffc00000", "7fc00007"]), (701, ["fff8000000000000", "7ff8000000000007"])]
+)
+def test_a_nan_has_the_bits_that_its_text_has(oid: int, nans: list[str]) -> None:
+    """PostgreSQL sends the bits that it has: those of infinity - infinity have the sign."""
+    target = delta_type(oid, -1)
+    sent = pa.array([*map(bytes.fromhex, nans), bytes(len(nans[0]) // 2), None], pa.binary())
+    texts = from_text(pa.array([b"NaN", b"NaN", b"0", None], pa.binary()), target)
+    found = from_binary(sent, oid, target, TYPES)
+    bits = f"int{target.bit_width}"
+    assert found.view(bits).equals(texts.view(bits))
+
+
 odd = st.sampled_from(["NULL", "null", '"', "\\", "{", "a,b", " ", "", "abcd"])
 elements = st.lists(st.none() | st.text(max_size=6) | odd, max_size=6)
 

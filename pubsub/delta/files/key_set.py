@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -150,13 +151,17 @@ def _pair(left: Column, right: Column, count: int) -> Column:
 
 
 def _comparable(column: Column, whole: bool) -> Column:
-    """Convert floats to their bits, so that NaN equals NaN and, if `whole`, the zeros differ; arrays and composites to bytes."""
+    """Convert floats to their bits, of a single NaN, so that NaN equals NaN and, if `whole`, the zeros differ.
+
+    Arrays and composites become bytes.
+    """
     if is_nested(column.type):
         return canonical(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if not _is_float(column.type):
         return column
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    column = pc.if_else(pc.is_nan(column), pa.scalar(math.nan, column.type), column)
     if not whole:
         column = pc.add(column, pa.scalar(0.0, column.type))  # -0 becomes 0
     return column.view(pa.int64() if pa.types.is_float64(column.type) else pa.int32())

@@ -169,6 +169,9 @@ def _array(numbers: _Numbers, valid: Mask | None, target: pa.DataType) -> pa.Arr
 def _number(kind: str) -> Convert:
     def convert(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
         numbers, valid = _numbers(values, kind)
+        if numbers.dtype.kind == "f":
+            # The server's has any sign and bits; a table must not show by which transfer it came.
+            numbers[np.isnan(numbers)] = np.nan
         return _array(numbers, valid, target)
 
     return convert
