@@ -180,6 +180,40 @@ def test_what_cannot_be_compared_or_is_meant_to_differ(replica: Replica, fault: 
         replica.node.run(replica.node._node.verify("none"))
 
 
+def test_a_table_that_fails_leaves_neither_error_nor_lock_to_the_next(replica: Replica, fault: Faults) -> None:
+    tables = ("a", "b", "c")
+    for name in tables:
+        replica.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)", f"INSERT INTO {name} VALUES (1, 1)")
+    replica.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(tables)}")
+    replica.subscribe()
+    replica.caught_up()
+
+    def disturb() -> list[tuple[str]]:
+        fault.wait("comparing public.a")
+        replica.execute("ALTER TABLE a RENAME COLUMN v TO w")
+        fault.arm("comparing public.c")
+        fault.release("comparing public.a")
+        fault.wait("comparing public.c")
+        held = replica.query(
+            "SELECT relation::regclass::text FROM pg_locks JOIN pg_stat_activity USING (pid)"
+            " WHERE application_name = 'pubsub verify' AND relation >= 16384"
+        )
+        fault.release("comparing public.c")
+        return held
+
+    async def watched() -> Any:
+        import asyncio
+
+        verifying = asyncio.create_task(replica.node._node.verify(replica.name))
+        return await asyncio.to_thread(disturb), await verifying
+
+    fault.arm("comparing public.a")
+    held, report = replica.node.run(watched())
+    assert outcomes(report) == {"public.a": "failed", "public.b": "equal", "public.c": "equal"}
+    assert "was altered while it was read" in (of(report, "public.a").reason or "")
+    assert held == [], "b can be altered while c is compared"
+
+
 @pytest.mark.full
 def test_an_lsn_that_is_still_to_come(replica: Replica) -> None:
     replica.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")

@@ -356,20 +356,20 @@ class _Tables:
         def work() -> tuple[Found, RowForm]:
             for session in point.sessions:
                 session.execute("SAVEPOINT before_table")
-            target = DeltaVersion(relation.path, version, relation.qualified_name)
-            form = row_form(relation, point.published, target, app_id)
-            source = source_table(point.sessions[0], relation, point.published, form)
-            estimate = self._rows.get(relation.relid) or relation.estimated_rows or 0
             try:
+                target = DeltaVersion(relation.path, version, relation.qualified_name)
+                form = row_form(relation, point.published, target, app_id)
+                source = source_table(point.sessions[0], relation, point.published, form)
+                estimate = self._rows.get(relation.relid) or relation.estimated_rows or 0
                 if self._wanted.sample:
                     return comparer.sample(source, target, estimate, bounds.sample_rows), form
                 return comparer.compare(source, target, estimate), form
-            except Exception:
-                # An error of one table must not end the transactions, for the sake of the others.
-                with suppress(psycopg.Error):
-                    for session in point.sessions:
+            finally:
+                # Neither an error nor a lock of one table may outlast it: the transactions go on with the others.
+                for session in point.sessions:
+                    with suppress(psycopg.Error):
                         session.execute("ROLLBACK TO SAVEPOINT before_table")
-                raise
+                        session.execute("RELEASE SAVEPOINT before_table")
 
         def stop() -> None:
             pace.stopping.set()
