@@ -95,8 +95,8 @@ class Replica:
         destination = Destination(OID, self.table, "app", INVALID_LSN)
         try:
             (table,) = self.staged(batch, destination)
-        except WrittenByOthers:
-            self.stage.forget_others(self.table.path)
+        except WrittenByOthers as found:
+            self.stage.forget_others(self.table.path, found.commits[-1].version)
             (table,) = self.staged(batch, replace(destination, contested=True))
         try:
             self.commit_staged(table)

@@ -73,8 +73,10 @@ class MemoryDelta:
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
         return self.others.get(table.path, [])
 
-    def forget_others(self, path: str) -> None:
-        self.others.pop(path, None)
+    def forget_others(self, path: str, version: int) -> None:
+        left = [commit for commit in self.others.pop(path, []) if commit.version > version]
+        if left:
+            self.others[path] = left
 
     def present(self, table: TargetTable, app_id: str) -> Holding:
         return Holding(self.tables[table.path].rows, [table.schema.names.index(name) for name in table.key])

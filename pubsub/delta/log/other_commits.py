@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from pubsub.delta.log.transactions import Action, applications_of
 class OtherCommit:
     """A commit that may change rows.  `applications`: those whose transactions it records.
 
-    `restored`: the version that RESTORE went back to (-1: it was given as a timestamp), None for other operations.
+    `restored`: the version that RESTORE went back to (-1: it was given as a timestamp), None for other operations.  `copied`: it
+    says that it replaces all rows by a copy, as `Commit.user_metadata` does.
     """
 
     version: int
@@ -21,6 +23,7 @@ class OtherCommit:
     engine: str
     applications: frozenset[str]
     restored: int | None
+    copied: bool = False
 
 
 class ConcurrentCommit(Exception):
@@ -41,16 +44,35 @@ def writers_of(actions: Sequence[Action]) -> frozenset[str] | None:
 
 
 def other_commit(version: int, actions: Sequence[Action]) -> OtherCommit | None:
-    """Describe a commit; None if it changes no rows, as OPTIMIZE and VACUUM mark each file."""
-    files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
-    if not any(what.get("dataChange", True) for what in files):
-        return None
+    """Describe a commit; None if it changes no rows, as OPTIMIZE and VACUUM mark each file, and is no copy."""
     info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    copied = _says_copied(info.get("userMetadata"))
+    files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
+    if not copied and not any(what.get("dataChange", True) for what in files):
+        return None
     operation = str(info.get("operation", "an unnamed operation"))
     restored = None
     if operation == "RESTORE":
         asked = str((info.get("operationParameters") or {}).get("version"))
         restored = int(asked) if asked.isdecimal() else -1
-    return OtherCommit(
-        version, operation, str(info.get("engineInfo", "an unnamed engine")), applications_of(actions), restored
-    )
+    engine = str(info.get("engineInfo", "an unnamed engine"))
+    return OtherCommit(version, operation, engine, applications_of(actions), restored, copied)
+
+
+def _says_copied(metadata: object) -> bool:
+    try:
+        said = json.loads(metadata) if isinstance(metadata, str) else None
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("copied") is True
+
+
+def since_copy(commits: Sequence[OtherCommit], app_id: str) -> Sequence[OtherCommit]:
+    """Return the commits from the last one on that is a copy of `app_id`'s table: it replaces what was done before."""
+    table = app_id.rpartition("/")[0]
+
+    def is_copy(commit: OtherCommit) -> bool:
+        return commit.copied and any(one.rpartition("/")[0] == table for one in commit.applications)
+
+    first = next((place for place in range(len(commits))[::-1] if is_copy(commits[place])), 0)
+    return commits[first:]

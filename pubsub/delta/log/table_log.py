@@ -26,7 +26,7 @@ import structlog
 from pubsub.delta.key_index.table_index import TableIndex
 from pubsub.delta.log import checkpoints, deletion_vectors, demands, durable_files, earlier_releases, malformed
 from pubsub.delta.log.add_file import AddFile, file_of_action
-from pubsub.delta.log.other_commits import OtherCommit, other_commit, writers_of
+from pubsub.delta.log.other_commits import OtherCommit, other_commit, since_copy, writers_of
 from pubsub.delta.log.transactions import (
     Action,
     CommitFailed,
@@ -180,7 +180,7 @@ class TableLog:
         """
         if self._others is None:
             self._others = self._find_others(app_id)
-        others = [commit for commit in self._others if app_id not in commit.applications]
+        others = [commit for commit in since_copy(self._others, app_id) if app_id not in commit.applications]
         for commit in others:
             if commit.restored is not None and commit.restored < self._committed.get(app_id, 0):
                 raise DataCorrupted(
@@ -191,9 +191,10 @@ class TableLog:
                 )
         return others
 
-    def forget_others(self) -> None:
-        """Forget the commits that `written_by_others` returned: they have been recorded durably."""
-        self._others = []
+    def forget_others(self, version: int) -> None:
+        """Forget the commits up to `version`, which `written_by_others` returned: they have been recorded durably."""
+        if self._others is not None:
+            self._others = [commit for commit in self._others if commit.version > version]
 
     def unsupported(self) -> str | None:
         """Return why Spark must write this table; None if it can be written here."""
@@ -339,12 +340,8 @@ class TableLog:
     def _note(self, version: int, actions: Sequence[Action]) -> None:
         """Remember a commit that this log did not make, unless it does not change rows."""
         applications = applications_of(actions)
-        if self._others is not None:
-            if any(app_id not in self._state.versions_of_applications for app_id in applications):
-                # An application's first commit is a copy, which replaces all rows.
-                self._others.clear()
-            if (found := other_commit(version, actions)) is not None:
-                self._others.append(found)
+        if self._others is not None and (found := other_commit(version, actions)) is not None:
+            self._others.append(found)
         for app_id in applications:
             self._committed[app_id] = version
 

@@ -141,10 +141,10 @@ class TableWriters:
         if not met:
             raise NotAsExpected("a row is missing, or in the way")
 
-    def forget_others(self, path: str) -> None:
-        """Forget the commits that `written_by_others` returned: they have been recorded durably."""
+    def forget_others(self, path: str, version: int) -> None:
+        """Forget the commits up to `version`, which `written_by_others` returned: they have been recorded durably."""
         if path in self._logs:
-            self._logs[path].forget_others()
+            self._logs[path].forget_others(version)
 
     def forget(self, path: str) -> None:
         """Drop the table's log and its keys' index: the table is being created anew."""

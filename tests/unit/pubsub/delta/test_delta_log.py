@@ -12,7 +12,7 @@ import pytest
 from pubsub.delta.files.data_files import write_table
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Operation
-from pubsub.delta.table import Commit, TargetTable, create_empty
+from pubsub.delta.table import Commit, TargetTable, application_id, create_empty
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.errors import DataCorrupted, UndefinedTable
@@ -36,13 +36,14 @@ class Foreign:
         transaction = {"txn": {"appId": app_id, "version": self.number}}
         self.log.commit([add, transaction], Operation.WRITE)
 
-    def theirs(self, operation: str, *actions: dict[str, object], **parameters: object) -> None:
+    def theirs(
+        self, operation: str, *actions: dict[str, object], metadata: Commit | None = None, **parameters: object
+    ) -> None:
         other = TableLog(self.table.path, JsonTransactions())
         other.refresh()
-        lines = [
-            {"commitInfo": {"operation": operation, "engineInfo": "E", "operationParameters": parameters}},
-            *actions,
-        ]
+        info = {"operation": operation, "engineInfo": "E", "operationParameters": parameters}
+        said = {} if metadata is None else {"userMetadata": metadata.user_metadata}
+        lines = [{"commitInfo": info | said}, *actions]
         name = Path(self.table.path) / "_delta_log" / f"{other.version + 1:020}.json"
         name.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -75,16 +76,37 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     assert t.found() == [(5, "UPDATE", "E")], "until it is known"
     # A new process finds it too.
     assert t.found(TableLog(t.table.path, JsonTransactions())) == [(5, "UPDATE", "E")]
-    t.log.forget_others()
+    t.log.forget_others(5)
     assert t.found() == []
     t.ours()
     assert t.found() == []
     assert t.found(TableLog(t.table.path, JsonTransactions())) == []
-    # A copy under another application id replaces the others' changes.
-    t.theirs("DELETE", ADD)
-    t.theirs("WRITE", ADD, {"txn": {"appId": "copy", "version": 9}})
+
+
+@pytest.mark.parametrize("rows", [[ADD], []], ids=["rows", "none"])
+def test_a_later_copy_replaces_what_others_have_changed(tmp_path: Path, rows: list[dict[str, object]]) -> None:
+    t = Foreign(tmp_path / "t")
+    one, two = (application_id("node", 1, 2, generation) for generation in (1, 2))
+    t.ours(one)
+    t.ours(one)
+    assert t.found(app_id=one) == []
+    t.theirs("RESTORE", ADD, version=1)
+    t.theirs("WRITE", *rows, {"txn": {"appId": two, "version": 9}}, metadata=Commit(two, Lsn(9), Lsn(9), copied=True))
     t.theirs("MERGE", ADD)
-    assert t.found(app_id="copy") == [(9, "MERGE", "E")]
+    assert t.found(app_id=two) == [(5, "MERGE", "E")]
+    assert [version for version, _, _ in t.found(app_id=one)] == [4, 5]
+
+
+def test_what_comes_while_others_commits_are_recorded_is_not_forgotten(tmp_path: Path) -> None:
+    t = Foreign(tmp_path / "t")
+    t.ours()
+    assert t.found() == []
+    t.theirs("UPDATE", ADD)
+    assert t.found() == [(2, "UPDATE", "E")]
+    t.theirs("DELETE", ADD)
+    t.log.refresh()
+    t.log.forget_others(2)
+    assert t.found() == [(3, "DELETE", "E")]
 
 
 def test_files_that_somebody_looks_at_stay_those_of_one_version(tmp_path: Path) -> None:
@@ -124,9 +146,13 @@ def test_restoring_a_table_to_before_a_replicated_commit_is_an_error(tmp_path: P
     # This restores the node's last commit, so that nothing of the node is lost.
     t.theirs("RESTORE", ADD, version=1)
     assert [operation for _, operation, _ in t.found()] == ["WRITE", "RESTORE"]
-    t.log.forget_others()
+    t.log.forget_others(3)
     t.ours()
     t.theirs("RESTORE", ADD, version=1)
+    # The first commit of another application replaces nothing, and one that says so is no copy of this table.
+    t.theirs("STREAMING UPDATE", ADD, {"txn": {"appId": "a stream", "version": 0}})
+    other = application_id("node", 1, 2, 7)
+    t.theirs("WRITE", ADD, {"txn": {"appId": other, "version": 9}}, metadata=Commit(other, Lsn(9), Lsn(9), copied=True))
     for log in (t.log, TableLog(t.table.path, JsonTransactions())):
         with pytest.raises(DataCorrupted, match="restored to an earlier version"):
             t.found(log)
