@@ -204,12 +204,18 @@ class StorePath:
 Place: TypeAlias = Path | StorePath
 
 
+#: The unit of INT96, in which Spark writes timestamps by default.  Arrow's own choice, nanoseconds, overflows past 2262.
+INT96_UNIT: Final = "us"
+
+
 def open_parquet(path: Place) -> pq.ParquetFile:
     """Open a Parquet file for reading.  Raises FileNotFoundError, OSError."""
     if isinstance(path, Path):
         # Arrow would keep what it has read ahead until the file is closed.
-        return pq.ParquetFile(path, memory_map=False, pre_buffer=False)
-    return pq.ParquetFile(path.open_input(), pre_buffer=True, buffer_size=_BUFFER)
+        return pq.ParquetFile(path, memory_map=False, pre_buffer=False, coerce_int96_timestamp_unit=INT96_UNIT)
+    return pq.ParquetFile(
+        path.open_input(), pre_buffer=True, buffer_size=_BUFFER, coerce_int96_timestamp_unit=INT96_UNIT
+    )
 
 
 def open_output(path: Place) -> pa.NativeFile:

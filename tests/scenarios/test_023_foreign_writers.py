@@ -26,6 +26,7 @@ from pubsub.delta.log.transactions import Conflict, Operation, Request
 from pubsub.delta.spark.jvm_transactions import DeltaTransactions, SparkTransactions
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import TargetTable
+from tests.scenarios.test_210_verify import of, verify
 from tests.support.foreign_writer import FIRST, KINDS
 from tests.support.replica import Replica, wait_until
 
@@ -192,6 +193,27 @@ def test_a_thread_of_its_own_reads_a_checkpoint_of_others(spark: Spark, tmp_path
                 thread.submit(SparkTransactions(spark).commit, request).result()
                 continue
             thread.submit(SparkTransactions(spark).commit, request).result()
+
+
+def test_timestamps_of_a_spark_with_its_default_settings(replica: Replica) -> None:
+    """It writes INT96, which Arrow reads as nanoseconds and without a time zone if it is not told otherwise."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, l timestamptz[], n int)",
+        "INSERT INTO t VALUES (1, '9999-12-31 12:00:00.000001+00', '{0001-01-01 00:00+00,NULL}', 0), (2, 'epoch', NULL, 0)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    replica.subscribe(types="'public.t.l natural'", on_table_error="isolate")
+    replica.caught_up()
+    spark = replica.node.spark.session
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    try:
+        spark.sql(f"UPDATE delta.`{replica.path('t')}` SET n = n + 1")
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    report = verify(replica)
+    assert {one.key["id"]: one.delta for one in of(report, "public.t").shown} == {"1": {"n": "1"}, "2": {"n": "1"}}
+    replica.execute("UPDATE t SET n = 1 WHERE id = 1", "UPDATE t SET n = 1, id = 3 WHERE id = 2")
+    replica.assert_equal("t")
 
 
 @pytest.mark.soak

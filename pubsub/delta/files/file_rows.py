@@ -158,11 +158,26 @@ def _named(
             columns.append(partitions.column(table, name, file.partition, batch.num_rows))
         elif name in inside:
             column = batch.column(inside[name])
-            # Files from before a column was widened have the narrower type.
-            columns.append(column if column.type == kind or is_nested(kind) else column.cast(kind))
+            # Files from before a column was widened have the narrower type, and INT96 has no time zone.
+            kind = _inside(column.type, kind)
+            columns.append(column if column.type == kind else column.cast(kind))
         else:
             columns.append(nulls(batch.num_rows, kind))
     return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def _inside(found: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    """Return the table's type of a column with the names that a file has inside arrays and composites.
+
+    Where a file has other fields than the table, and where VARIANT has them in another order, it is the file's type.
+    """
+    if pa.types.is_list(found) and pa.types.is_list(kind):
+        return pa.list_(found.value_field.with_type(_inside(found.value_type, kind.value_type)))
+    if pa.types.is_struct(found) and pa.types.is_struct(kind):
+        if [field.name for field in found] != [field.name for field in kind]:
+            return found
+        return pa.struct([one.with_type(_inside(one.type, field.type)) for one, field in zip(found, kind, strict=True)])
+    return found if is_nested(kind) else kind
 
 
 def _opened(log: TableLog, file: AddFile) -> pq.ParquetFile:

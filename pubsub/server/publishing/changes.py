@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pubsub.delta.files.file_rows import deleted_positions, laid_out, read_columns
 from pubsub.delta.log.add_file import AddFile, file_of_action
 from pubsub.delta.log.table_log import TableLog, files_at
-from pubsub.delta.places import input_of
+from pubsub.delta.places import INT96_UNIT, input_of
 from pubsub.delta.table import TargetTable
 
 Row = tuple[Any, ...]
@@ -127,7 +127,9 @@ def _of_feed(log: TableLog, table: TargetTable, feed: Sequence[Mapping[str, Any]
     names = table.schema.names
     kinds: dict[str, list[Row]] = {}
     for one in feed:
-        with pq.ParquetFile(input_of(log.table / unquote(one["path"]))) as parquet:
+        with pq.ParquetFile(
+            input_of(log.table / unquote(one["path"])), coerce_int96_timestamp_unit=INT96_UNIT
+        ) as parquet:
             read = parquet.read()
         partition = one.get("partitionValues") or {}
         columns = []

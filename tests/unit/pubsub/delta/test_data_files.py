@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pubsub.delta.files import data_files
-from pubsub.delta.table import TargetTable
+from pubsub.delta.files.file_rows import live_rows
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Operation
+from pubsub.delta.table import TargetTable, create_empty
+from tests.support.json_transactions import JsonTransactions
 
 LARGE = 25 << 20
+#: Past the years 1677 to 2262, which timestamps in nanoseconds have.
+FAR = [datetime(1200, 5, 1, 1, 2, 3, 4, UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC), None]
 
 
 def parts(*sizes: int) -> Iterator[pa.Table]:
@@ -41,3 +48,30 @@ def test_rows_with_large_values_among_small_ones_are_divided(tmp_path: Path) -> 
     sizes = [pq.ParquetFile(str(path)).metadata.num_rows for path in data_files.paths(table.path, added)]
     assert sum(sizes) == 7
     assert len(sizes) >= 3
+
+
+def test_timestamps_that_another_spark_has_written(tmp_path: Path) -> None:
+    """Its default is INT96, whose values have no time zone in the file and are nanoseconds to Arrow, also inside others."""
+    instant = pa.timestamp("us", "UTC")
+    composite = pa.struct([("at", instant), ("n", pa.int32())])
+    schema = pa.schema([("id", pa.int64()), ("at", instant), ("l", pa.list_(instant)), ("s", pa.list_(composite))])
+    table = TargetTable(str(tmp_path / "t"), schema, (), "t")
+    assert create_empty(JsonTransactions(), table, {})
+    rows = pa.table(
+        {
+            "id": [1, 2, 3],
+            "at": FAR,
+            "l": [FAR, [], None],
+            "s": [[{"at": at, "n": 1} for at in FAR], [None], None],
+        },
+        schema,
+    )
+    log = TableLog(table.path, JsonTransactions())
+    log.refresh()
+    (added,) = data_files.write(table, [rows])
+    (path,) = data_files.paths(table.path, [added])
+    pq.write_table(rows, str(path), use_deprecated_int96_timestamps=True, store_schema=False)
+    log.commit([added], Operation.WRITE)
+    (found,) = live_rows(log, list(log.files.values()), table)
+    assert found.column("l").type.value_type == instant
+    assert found.to_pylist() == rows.to_pylist()
