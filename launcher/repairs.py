@@ -20,9 +20,10 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import structlog
 
@@ -51,9 +52,6 @@ from pubsub.publisher.copy_out import Cut
 from tablesync.publisher_table import Described, PublisherTable
 from tablesync.row_forms import published, row_form, source_table
 from tablesync.window import rows_under, with_columns
-
-if TYPE_CHECKING:
-    from psycopg import Connection as PsycopgConnection
 
 _NAME: Final = "pubsub repair"
 #: How often a repair is begun when the apply worker starts again meanwhile, and for how long one that does not run is waited
@@ -186,8 +184,8 @@ class _Repair:
             else:
                 drawn = int(wanted["seed"]), str(wanted["null"])
                 folded = await self._copies(connection, destination, keys.column("h").to_pylist(), drawn)
-        except PubsubError as error:
-            return {"inserted": 0, "removed": 0, "reason": error.message}
+        except (PubsubError, psycopg.Error) as error:
+            return {"inserted": 0, "removed": 0, "reason": typed(error).message}
         if not (folded.images.num_rows or folded.deleted_keys.num_rows or folded.removed.num_rows):
             return {"inserted": 0, "removed": 0, "reason": None}
         await faults.reached(f"repair {relation.qualified_name}")
@@ -269,7 +267,7 @@ def _counted(found: Sequence[tuple[Hashed, pa.RecordBatch]], schema: pa.Schema) 
 
 
 def _rows_at(
-    session: PsycopgConnection, source: SourceTable, places: Sequence[str], destination: Destination
+    session: psycopg.Connection, source: SourceTable, places: Sequence[str], destination: Destination
 ) -> pa.Table:
     schema = pa.schema([destination.table.schema.field(name) for name in source.form.columns])
     return with_columns(pa.Table.from_batches(source.copy_at(session, places, schema), schema), destination.table)

@@ -57,7 +57,7 @@ from pubsub.delta.writers.choose_writer import AnyStaged
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.copy_out import Cut
-from pubsub.publisher.key_condition import is_one_of
+from pubsub.publisher.key_condition import equality_operators, is_one_of
 from pubsub.publisher.read_table import hold_as_described
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
 from tablesync import chunk_reader
@@ -167,9 +167,10 @@ def rows_under(
     """
     hold_as_described(connection, source.table)
     schema = pa.schema([table.schema.field(name) for name in source.table.columns])
+    operators = equality_operators(connection, source.table.oid, {name: key_types[name] for name in keys.column_names})
     batches = []
     for first in range(0, keys.num_rows, _KEYS):
-        condition = is_one_of(keys.slice(first, _KEYS), key_types)
+        condition = is_one_of(keys.slice(first, _KEYS), key_types, operators)
         batches += list(chunk_reader.read(connection, source, chunk_reader.statement(source, None, condition), schema))
     return with_columns(pa.Table.from_batches(batches, schema), table)
 

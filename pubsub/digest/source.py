@@ -21,7 +21,7 @@ from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.text.copy_csv import parse_copy
 from pubsub.publisher import copy_out
-from pubsub.publisher.key_condition import is_one_of
+from pubsub.publisher.key_condition import equality_operators, is_one_of
 from pubsub.publisher.read_table import ReadTable
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 
@@ -107,9 +107,10 @@ class SourceTable:
 
     def rows_under(self, connection: Connection, keys: pa.Table) -> Hashed:
         """Return the rows under these keys."""
+        operators = equality_operators(connection, self.table.oid, self.key_types)
         found = [NOTHING]
         for first in range(0, keys.num_rows, _PLACES):
-            condition = is_one_of(keys.slice(first, _PLACES), self.key_types)
+            condition = is_one_of(keys.slice(first, _PLACES), self.key_types, operators)
             found.append(self._hashed(connection, self.form.select(self._source(None, condition))))
         return Hashed.joined(found)
 

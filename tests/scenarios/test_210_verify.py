@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import psycopg
 import pytest
 
+from launcher import repairs
 from pubsub.node.verify.repair import Broken, Repair, Repaired
 from pubsub.node.verify.report import Report, TableReport
+from pubsub.node.verify.verification import Bounds
 from tests.scenarios.test_036_snapshots import BANK, OPENING, writers
 from tests.support.replica import Replica, wait_until
 
@@ -172,6 +175,63 @@ def test_a_table_whose_columns_were_renamed_since_it_was_compared_is_not_repaire
     replica.caught_up()
     assert verify(replica, repair=True).outcome == "equal"
     replica.assert_equal(*(table for table in RENAMINGS if table != "closed"))
+
+
+def test_keys_whose_equality_is_an_extensions(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sessions' search_path is empty, so that their operators are not found by themselves."""
+    replica.execute(
+        'CREATE SCHEMA "ex t"; CREATE EXTENSION ltree SCHEMA "ex t"; CREATE EXTENSION citext; CREATE EXTENSION isn',
+        'CREATE DOMAIN tree AS "ex t".ltree',
+        "CREATE TABLE trees (id int, k tree, v int, PRIMARY KEY (id, k))",
+        "CREATE TABLE books (id int, k isbn13, v int, PRIMARY KEY (k) INCLUDE (id))",
+        "CREATE TABLE words (v0 int, k citext, v int, id int, PRIMARY KEY (k, v0, id))",
+    )
+    replica.execute(
+        "INSERT INTO trees SELECT g, \"ex t\".text2ltree('r.n' || g), g FROM generate_series(1, 400) g",
+        "INSERT INTO books SELECT g, ('978' || lpad(g::text, 9, '0') || '?')::isbn13, g FROM generate_series(1, 400) g",
+        "INSERT INTO words SELECT g, 'W' || g, g, g FROM generate_series(1, 400) g",
+        "CREATE PUBLICATION p FOR TABLE trees, books, words",
+        "ANALYZE",
+    )
+    replica.subscribe()
+    replica.caught_up()
+    assert verify(replica).outcome == "equal"
+    tables = ("trees", "books", "words")
+    for table in tables:
+        spoil(replica, "UPDATE {} SET v = -1 WHERE id % 2 = 0", table)
+    monkeypatch.setattr(Bounds, "of", lambda _: Bounds(connections=1, bytes_per_second=0, timeout=0, sample_rows=50))
+    found = verify(replica, sample=True)
+    assert all(one.sampled for one in found.tables)
+    assert set(outcomes(found).values()) == {"different"}, found
+    repaired = verify(replica, repair=True)
+    assert repaired.outcome == "equal", repaired
+    assert {one.repaired for one in repaired.tables} == {200}
+    replica.assert_equal(*tables)
+
+
+@pytest.mark.full
+def test_what_the_publisher_refuses_in_a_repair_is_that_tables_reason(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in ("a", "b"):
+        replica.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1), (2)")
+    replica.execute("CREATE PUBLICATION p FOR TABLE a, b")
+    replica.subscribe()
+    replica.caught_up()
+    for table in ("a", "b"):
+        spoil(replica, "DELETE FROM {} WHERE id = 1", table)
+    read = repairs.rows_under
+
+    def refused_once(session: psycopg.Connection, *given: Any) -> Any:
+        monkeypatch.undo()
+        session.execute("SELECT 1 / 0")
+        return read(session, *given)
+
+    monkeypatch.setattr(repairs, "rows_under", refused_once)
+    report = verify(replica, repair=True)
+    assert outcomes(report) == {"public.a": "different", "public.b": "equal"}
+    assert of(report, "public.a").reason == "it was not repaired: division by zero"
+    assert of(report, "public.b").repaired == 1
 
 
 @pytest.mark.full
