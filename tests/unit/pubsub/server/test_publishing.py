@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -53,6 +55,19 @@ def test_a_version_s_changes_whoever_wrote_it(tmp_path: Path) -> None:
         assert list(changes(path, table, 2)) == [Change((5, "x"), None)]
         write_deltalake(path, rows.slice(5, 1), mode="append")
         assert list(changes(path, table, 3)) == [Change(None, (5, "x"))]
+
+
+def test_a_change_data_feed_that_another_spark_has_written(tmp_path: Path) -> None:
+    """It writes timestamps as INT96, past whose nanoseconds in Arrow are the years after 2262."""
+    path, far = str(tmp_path / "t"), datetime(9999, 12, 31, 1, 2, 3, 4, UTC)
+    schema = pa.schema([("id", pa.int32()), ("at", pa.timestamp("us", "UTC"))])
+    rows = pa.table({"id": [1, 2], "at": [far, None]}, schema)
+    write_deltalake(path, rows, configuration={"delta.enableChangeDataFeed": "true"})
+    DeltaTable(path).delete("id = 1")
+    (feed,) = Path(path).glob("_change_data/**/*.parquet")
+    pq.write_table(pq.ParquetFile(feed).read(), feed, use_deprecated_int96_timestamps=True, store_schema=False)
+    table = TargetTable(path, schema, ("id",), "public.t")
+    assert list(changes(path, table, 1)) == [Change((1, far), None)]
 
 
 def test_positions_are_given_once(tmp_path: Path) -> None:
