@@ -556,7 +556,7 @@ class Decoder:
 
         Do nothing if it has no changes and cannot have made any before decoding began.
         """
-        if self.builder.is_waited_for(xid) or (part is not None and (part.frames or part.handed_over)):
+        if self.builder.may_have_begun_before(xid) or (part is not None and (part.frames or part.handed_over)):
             output.fail(
                 NotInPrerequisiteState(
                     f"there is no consistent point before transaction {xid}, which was to be decoded",

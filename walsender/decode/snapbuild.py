@@ -88,9 +88,12 @@ class SnapshotBuilder:
             if not self._waiting:
                 self._become_consistent(lsn)
 
-    def is_waited_for(self, xid: int) -> bool:
-        """Return whether a transaction is on the first list and has not ended."""
-        return xid in self._waiting
+    def may_have_begun_before(self, xid: int) -> bool:
+        """Return whether a transaction that has not ended may have changes from before the decoding began.
+
+        It may before the first list, and if it is on that.
+        """
+        return self.state in (State.START, State.BUILDING) or xid in self._waiting
 
     def _become_consistent(self, lsn: int) -> None:
         self.enter(State.CONSISTENT)

@@ -49,7 +49,7 @@ def test_prepared_transactions_outlive_a_shutdown() -> None:
     builder.running(100, RunningXacts((7, 8), 10, 7))
     builder.shutdown(200, prepared=[8, 9])
     assert not builder.consistent
-    assert builder.is_waited_for(8)
+    assert builder.may_have_begun_before(8)
     builder.ended(300, [8])
     assert builder.consistent_point == 300
 
@@ -62,6 +62,19 @@ def test_transactions_that_are_prepared_at_a_first_shutdown_are_waited_for() -> 
     assert not builder.consistent
     builder.ended(300, [9])
     assert builder.consistent_point == 300
+
+
+def test_before_the_first_list_any_transaction_may_have_begun_before() -> None:
+    """One that ended then was once left out without a word, if it had changed nothing since."""
+    builder = building()
+    assert builder.may_have_begun_before(7)
+    builder.running(100, RunningXacts((8,), 10, 8))
+    assert builder.may_have_begun_before(8)
+    assert not builder.may_have_begun_before(9)
+    builder.begin_again()
+    assert builder.may_have_begun_before(9)
+    builder.running(200, RunningXacts((), 10, 10))
+    assert not builder.may_have_begun_before(9)
 
 
 def test_a_list_tells_who_has_ended() -> None:
