@@ -207,6 +207,8 @@ async def history(seed: int, events: list[Any]) -> World:
                     world.write()
                 await asyncio.sleep(chance.random.random() * chance.random.choice([0.02, 1.0, 4.0]))
                 what = chance.random.random()
+                if MAIN not in world.slots and chance.random.random() < 0.1:
+                    world.slots[MAIN] = world.wal
                 if what < 0.04:
                     await process.kill()
                     process = Process(world)
@@ -218,6 +220,7 @@ async def history(seed: int, events: list[Any]) -> World:
                     for slot in lost[:1]:
                         del world.slots[slot]
             chance.trouble = 0.0
+            world.slots.setdefault(MAIN, world.wal)
             async with asyncio.timeout(3600):
                 while not settled(world) and not world.violations:
                     world.violations += defects(events)
