@@ -18,6 +18,8 @@ from pubsub.sql.options import SubscriptionOptions
 
 WorkerType = Literal["apply", "table synchronization", "sequence synchronization", "parallel apply"]
 
+#: pg_type's oid of text.
+_TEXT: Final = 25
 #: Stands for the worker that synchronizes a subscription's sequences where others have the oid of a table.
 OF_SEQUENCES: Final = -1
 
@@ -217,8 +219,28 @@ class SubscriptionRel:
         """The published columns that its Delta table does not get."""
         return tuple(name for _, name, _ in self._left_out() or ())
 
+    @property
+    def masked(self) -> tuple[str, ...]:
+        """The columns of its Delta table that are masked."""
+        masks = {number for number, _ in self._attributes().get("masks", ())}
+        return tuple(column[1] for column in self._attributes().get("columns", ()) if column[0] in masks)
+
+    @property
+    def column_types(self) -> dict[str, tuple[int, int]]:
+        """The oids and modifiers of the types of its Delta table's columns at the publisher, by name; text if only that is left."""
+        texts = {number for number, rule in self._attributes().get("masks", ()) if rule != "null"}
+        return {
+            name: (_TEXT, -1) if number in texts else (oid, modifier)
+            for number, name, oid, modifier, *_ in self._attributes().get("columns", ())
+        }
+
     def _left_out(self) -> Any:
-        return json.loads(json.loads(self.definition or "{}").get("attributes") or "{}").get("left_out")
+        return self._attributes().get("left_out")
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return what apply.schema_changes.attributes has written."""
+        found: dict[str, Any] = json.loads(json.loads(self.definition or "{}").get("attributes") or "{}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,7 +324,7 @@ async def resync(
 
     A table that was dropped and created again on the publisher is known by its new oid from then on, and with
     schema_changes = follow one that was renamed by its new name.  `lets_columns_in`: columns that were left out because they came
-    later than the options columns and exclude are copied, too.
+    later than the options columns, exclude and mask are copied, too.
     """
     catalog, oid = session.catalog, subscription.oid
     if not subscription.enabled:
@@ -440,16 +440,18 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
         published_tables.refuse_unknown_types(TypeChoices.parse(options.types))
-    if given & {"columns", "exclude"}:
+    if given & {"columns", "exclude", "mask"}:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await published_tables.published_tables(connection, subscription.publications)
             here = {relation.relid for relation in await session.catalog.relations(subscription.oid)}
             published = {oid: table for oid, table in published.items() if oid in here}
             choices = TypeChoices.parse(merged.types)
             await published_tables.refuse_unfit_choice(connection, published, choices, merged.layouts)
-    if given & {"mode", "columns", "exclude"}:
+        rules = [rule for rules in merged.layouts.mask.values() for rule in rules.values()]
+        published_tables.tell_of_mask_key(session, any(rule.name == "hash" for rule in rules))
+    if given & {"mode", "columns", "exclude", "mask"}:
         session.notice(
-            "mode, columns and exclude hold for a table from its next copy on",
+            "mode, columns, exclude and mask hold for a table from its next copy on",
             hint=f"ALTER SUBSCRIPTION {subscription.name} RESYNC TABLE … copies a table anew.",
         )
     if options.binary and not subscription.options.binary:

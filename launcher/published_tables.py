@@ -24,6 +24,7 @@ from pubsub.errors import (
     UndefinedObject,
     UndefinedTable,
 )
+from pubsub.masks import SHORTEST, VARIABLE, configured_key
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, publication
@@ -168,6 +169,7 @@ async def plan(
         mode = layouts.mode_of(definition.schema, definition.name)
         planned = target_table(definition, table.attnames, path, choices, choice, mode)
         plans.append(Plan(table, definition, planned, choice))
+    tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
@@ -179,6 +181,12 @@ async def plan(
         for one in plans
     ]
     for one in plans:
+        if one.target.masks and not copy_data:
+            raise FeatureNotSupported(
+                f'the option mask needs a copy of table "{one.target.relation}"',
+                detail="Values that the Delta table may have already would stay.",
+                hint="Use copy_data = true.",
+            )
         if one.target.closed and not copy_data and not one.exists:
             raise FeatureNotSupported(
                 f'the options columns and exclude need a copy, or a Delta table, of table "{one.target.relation}"',
@@ -299,10 +307,19 @@ def refuse_unknown_tables(layouts: Layouts, plans: Collection[Plan]) -> None:
     layouts.require_columns_somewhere(names)
 
 
+def tell_of_mask_key(session: Session, needed: bool) -> None:
+    """Tell the client that the daemon, which may be another process, needs a key, if this one has none.  Raises for a bad one."""
+    if needed and configured_key() is None:
+        session.notice(
+            f"the daemon needs {VARIABLE} in its environment to mask columns by hash",
+            hint=f"At least {SHORTEST} bytes that nobody can guess.  Without it these tables are not copied.",
+        )
+
+
 async def refuse_unfit_choice(
     connection: Connection, tables: Mapping[Oid, PublishedTable], choices: TypeChoices, layouts: Layouts
 ) -> None:
-    """Refuse options columns and exclude that name what is not published, or what cannot be left out of one of the tables."""
+    """Refuse options columns, exclude and mask that name what is not published, or what a table cannot do without."""
     from apply.schema_changes.column_choice import choose
     from apply.schema_changes.table_definition import target_table
 
@@ -354,7 +371,9 @@ def refuse_layout(target: TargetTable, layout: Layout) -> None:
 
 async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
     definition = one.definition
-    columns = one.target.replicated if one.choice.left_out else one.published.attnames
+    columns: Sequence[str] | None = one.published.attnames
+    if one.choice.left_out or one.target.masks:
+        columns = [name for name in one.target.replicated if name not in one.target.masks.absent]
     if await definitions.can_select(connection, definition.oid, columns):
         return
     name = quote_qualified(definition.schema, definition.name)

@@ -178,6 +178,8 @@ class _Repair:
             described = await table.describe(connection, self._point.snapshot, self._point.lsn)
             properties = await asyncio.to_thread(delta.properties, relation.path)
             _require_same_columns(described, destination, relation, properties)
+            if described.target.masks and not destination.table.key:
+                raise NotInPrerequisiteState("it has no key, and columns that are masked: RESYNC TABLE copies it anew")
             keys = await asyncio.to_thread(_read, Path(wanted["file"]))
             if destination.table.key:
                 folded = await self._under_keys(described, destination, keys)
@@ -292,6 +294,8 @@ def _require_same_columns(
         destination.table.closed and not described.choice.names.issuperset(column.name for column in now)
     ):
         raise NotInPrerequisiteState("its options columns and exclude were changed: RESYNC TABLE makes them hold")
+    if described.target.masks != destination.table.masks:
+        raise NotInPrerequisiteState("its option mask was changed: RESYNC TABLE makes it hold")
     if described.target.key != destination.table.key:
         raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub import faults
+from pubsub import faults, masking
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, ProgramLimitExceeded
+from pubsub.masks import NO_MASKS, MaskKey, Masks
 from pubsub.protocol.arrow_arrays import repeated
 from pubsub.publisher import copy_out
 from pubsub.publisher.copy_out import Cut
@@ -37,7 +39,7 @@ class CopySource:
     """What to read; the table's columns are in the target's order.
 
     `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out, and a job's
-    closure holds it in part only (_InTasks).
+    closure holds it in part only (_InTasks); so it is with `mask_key`, without which a process uses that of its environment.
     """
 
     conninfo: str
@@ -53,6 +55,9 @@ class CopySource:
     """The most bytes that a row may take as COPY sends it; None: as many as it likes."""
     max_rate: float = 0
     """The most bytes to read per second, by all that read it at once; 0: as fast as they come."""
+    masks: Masks = NO_MASKS
+    """Columns that are masked as soon as they are read."""
+    mask_key: MaskKey = b""
 
     def __repr__(self) -> str:
         return f"CopySource({self.table})"
@@ -123,11 +128,23 @@ def session(source: CopySource, cut: Cut | None = None) -> Connection:
 def read(
     connection: Connection, source: CopySource, copy_statement: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a COPY statement's rows, some megabytes at a time.  Raises psycopg.Error, InvalidValue and ProgramLimitExceeded."""
+    """Yield a COPY statement's rows, masked, some megabytes at a time.
+
+    Raises psycopg.Error, InvalidValue, ProgramLimitExceeded, and NotInPrerequisiteState without the key of the masks.
+    """
     from pubsub.protocol.text.copy_csv import InvalidCopiedField, parse_copy
 
+    masks = source.masks
+    key = masks.key(str(source.table), source.mask_key)
+
+    def masked(rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = masking.apply(masks, dict(zip(schema.names, rows.columns, strict=True)), key)
+        return pa.RecordBatch.from_arrays([*columns.values()], schema=schema)
+
     try:
-        yield from copy_out.batches(connection, copy_statement, schema, parse_copy, source.longest, source.max_rate)
+        parse = partial(parse_copy, hidden=masks.rules.keys())
+        read = copy_out.batches(connection, copy_statement, schema, parse, source.longest, source.max_rate)
+        yield from map(masked, read) if masks else read
     except copy_out.RowTooLong as error:
         # The message says all: a task's error reaches the daemon without its hint.
         raise ProgramLimitExceeded(

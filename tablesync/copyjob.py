@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _InTasks:
-    """What a closure holds of a source: neither its connection string nor the keys of stores, which come with each task."""
+    """What a closure holds of a source: neither its connection string nor the keys of masks and of stores, which come with each
+    task."""
 
     source: CopySource
     secrets: TaskSecrets
@@ -66,7 +67,7 @@ class _InTasks:
         """Return the source, in a task, which reaches the stores then."""
         known = self.secrets.read()
         object_stores.configure(known["stores"])
-        return replace(self.source, conninfo=known["conninfo"])
+        return replace(self.source, conninfo=known["conninfo"], mask_key=bytes.fromhex(known["mask_key"]))
 
 
 def parallelism(session: SparkSession) -> int:
@@ -133,10 +134,14 @@ def copy(
     context = session.sparkContext
     log = arrow_writer.writable_log(table.path, transactions)
     history_copy.prepare(log, table, record.last)
-    secrets = {"conninfo": source.conninfo, "stores": object_stores.configured()}
+    secrets = {
+        "conninfo": source.conninfo,
+        "mask_key": source.mask_key.hex(),
+        "stores": object_stores.configured(),
+    }
     with task_secrets.sent(context, secrets) as given:
         at_once = min(parallelism(session), len(ranges(plan.edges)))
-        held = _InTasks(replace(source, conninfo="", max_rate=source.max_rate / at_once), given)
+        held = _InTasks(replace(source, conninfo="", mask_key=b"", max_rate=source.max_rate / at_once), given)
         if log is None:
             _copy_by_statement(session, held, table, record, done, plan)
         else:

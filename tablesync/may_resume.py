@@ -48,6 +48,8 @@ def conditions(
         reason = "its Delta table keeps the history, and has to begin at one moment"
     elif not target.key:
         reason = "it has no key"
+    elif not target.masks.rules.keys().isdisjoint(target.key):
+        reason = "its key is masked, and rows cannot be read again by it"
     elif definition.kind != "r":
         reason = "it is no plain table"
     elif not publishing.everything:
@@ -58,7 +60,7 @@ def conditions(
         reason = "a transaction is to be skipped"
     if reason is not None:
         return Conditions(None, reason)
-    facts = {
+    facts: dict[str, object] = {
         "columns": [
             [column.name, column.attnum, int(column.type_oid), column.type_modifier, column.generated]
             for column in definition.columns
@@ -71,4 +73,7 @@ def conditions(
         "publications": [*subscription.publications, publishing.marks],
         "file": filenode,
     }
+    if target.masks:
+        masks = target.masks
+        facts["masks"] = [{name: str(rule) for name, rule in sorted(masks.rules.items())}, masks.fingerprint]
     return Conditions(json.dumps(facts, ensure_ascii=False), None)

@@ -5,16 +5,19 @@ A failure that is the table's own, and not one that other tables would have too,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from apply.schema_changes.attributes import Attributes, stored
 from apply.schema_changes.column_choice import Choice, choose
 from apply.schema_changes.table_definition import target_table
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel
-from pubsub.delta.table import TargetTable
-from pubsub.errors import UndefinedTable
+from pubsub.delta.table import TargetTable, another_history, exists
+from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.masks import fingerprint_of, require_key
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, publication, snapshots
 from pubsub.publisher.connection import Connection
@@ -45,6 +48,25 @@ class Described:
     choice: Choice
     source: chunk_reader.CopySource
     conditions: Conditions
+
+
+def with_mask_key(target: TargetTable, before: Attributes | None) -> TargetTable:
+    """Return the table with the key by which a copy masks it: that of before, unless RESYNC TABLE was given since.
+
+    `before`: the table's attributes, if it has some.  Blocks.  Raises NotInPrerequisiteState without a key, or with another one.
+    """
+    if not target.masks.are_keyed:
+        return target
+    key = require_key(target.relation, None)
+    fingerprint, held = fingerprint_of(key), before.fingerprint if before is not None else ""
+    if held and before is not None and not before.asked:
+        require_key(target.relation, held)
+    if held not in ("", fingerprint) and target.history is not None and exists(target.path):
+        raise NotInPrerequisiteState(
+            f'the history of table "{target.relation}" is masked by another key than PUBSUB_MASK_KEY',
+            hint=another_history(target),
+        )
+    return replace(target, masks=replace(target.masks, fingerprint=fingerprint))
 
 
 class PublisherTable:
@@ -90,13 +112,15 @@ class PublisherTable:
         source = chunk_reader.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
-            table=ReadTable.of(definition, target.replicated),
+            table=ReadTable.of(definition, [name for name in target.replicated if name not in target.masks.absent]),
             snapshot=snapshot,
             row_filter=seen.published.row_filter,
             lsn=str(lsn),
             bytes=definition.bytes,
             longest=self._longest,
             max_rate=self._max_rate,
+            masks=target.masks,
+            mask_key=target.masks.key(target.relation),
         )
         found = conditions(subscription, seen.published, definition, target, publishing, file)
         return Described(definition, target, seen.choice, source, found)
@@ -118,6 +142,7 @@ class PublisherTable:
             choice = choose(layouts, definition, found.attnames, relation.definition)
             mode = layouts.mode_of(definition.schema, definition.name)
             target = target_table(definition, found.attnames, relation.path, choices, choice, mode)
+            target = await asyncio.to_thread(with_mask_key, target, stored(relation.definition))
             return Seen(found, definition, target, choice)
 
     @contextmanager

@@ -99,11 +99,24 @@ def row_form(
             _ALTERED,
             differs=True,
         )
-    forms = [_form(column, target.schema.field(column.name).type, found.encoding) for column in columns]
+    key, hidden = row_key(definition, {column.name for column in columns}), masked_columns(known, columns)
+    in_key = [name for name in key if name in hidden]
+    if in_key:
+        raise CannotCompare(f'column "{in_key[0]}", by which its rows are found, is masked')
+    forms = [
+        _form(column, target.schema.field(column.name).type, found.encoding)
+        for column in columns
+        if column.name not in hidden
+    ]
     if not forms:
-        raise CannotCompare("no column of the table is published")
-    form = RowForm.of(forms, row_key(definition, {column.name for column in columns}))
+        raise CannotCompare("its columns are masked" if columns else "no column of the table is published")
+    form = RowForm.of(forms, key)
     return form if drawn is None else replace(form, seed=drawn[0], null=drawn[1])
+
+
+def masked_columns(known: attributes.Attributes | None, columns: Sequence[ColumnDefinition]) -> tuple[str, ...]:
+    """Return those of the publisher's columns that are masked here, by their names there; they are not compared."""
+    return () if known is None else tuple(column.name for column in columns if column.attnum in known.masks)
 
 
 def source_table(

@@ -383,7 +383,7 @@ class SyncWorker:
             with self.figures.waits_for("a lock on the publisher"):
                 await connection.execute(chunk_reader.wait_sql(source))
         if not self._settings.spark.is_private:
-            source = replace(source, conninfo=self._conninfo_for_tasks())
+            source = replace(source, conninfo=self._conninfo_for_tasks(), mask_key=b"")
         try:
             async with follow_progress(
                 self._catalog, self._subscription, self.relation, rows, self._slot, self._engine

@@ -20,13 +20,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
+from pubsub.masks import Masks
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.sql.mask_rules import MaskRule
 
 PROPERTY: Final = "pubsub.attributes"
 """The Delta table's property that holds the attributes; the commit that alters the columns sets it."""
@@ -38,9 +41,16 @@ Shape = tuple[tuple[str, int, int], ...]
 Numbers = tuple[int | None, ...]
 
 
+Rule = tuple[str, str, str]
+"""The texts of the options columns, exclude and mask."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A replicated column.  `name` is the Delta table's; `missing` is the text of the value in older rows (None: NULL)."""
+    """A replicated column.  `name` is the Delta table's; `missing` is the text of the value in older rows (None: NULL).
+
+    Of a column that is masked `missing` is not stored: "" says that there is one.
+    """
 
     number: int
     name: str
@@ -66,8 +76,9 @@ class Attributes:
     `count`: how many numbers have been assigned.  `storage`: TableDefinition's.  `since`: the end LSN of the transaction that
     created this state.  `kept`: columns of the Delta table that the publisher has dropped, by their former numbers.  `shapes`:
     known Relation messages with the numbers of their columns, the newest last.  `left_out`: published columns that the table does
-    not get, whatever they are called later; None: it gets all, and all that are added.  `rule`: the texts of the options columns and
-    exclude that decided this; `asked`: RESYNC TABLE was given since (column_choice).  `app_id`: the copy that they belong to.
+    not get, whatever they are called later; None: it gets all, and all that are added.  `masks`: the rules of the columns that are
+    masked, by number, also of those that it does not get now; `fingerprint`: that of the key of those that are hashed.  `rule`: the
+    options that decided this; `asked`: RESYNC TABLE was given since (column_choice).  `app_id`: the copy that they belong to.
     """
 
     app_id: str
@@ -78,8 +89,16 @@ class Attributes:
     kept: tuple[tuple[int, str], ...] = ()
     shapes: tuple[tuple[Shape, Numbers], ...] = ()
     left_out: tuple[LeftOut, ...] | None = None
-    rule: tuple[str, str] | None = None
+    rule: Rule | None = None
     asked: bool = False
+    masks: Mapping[int, MaskRule] = field(default_factory=dict)
+    fingerprint: str = ""
+
+    @property
+    def masked(self) -> Masks:
+        """The masks of the Delta table's columns."""
+        found = {column.name: self.masks[column.number] for column in self.columns if column.number in self.masks}
+        return Masks(found, self.fingerprint)
 
     @property
     def by_number(self) -> Mapping[int, Attribute]:
@@ -132,7 +151,9 @@ class Attributes:
         if self.left_out is None:
             return {}
         left_out = [[one.number, one.name, one.named] for one in self.left_out]
-        return {"left_out": left_out, "rule": self.rule, "asked": self.asked}
+        masks = [[number, str(rule)] for number, rule in sorted(self.masks.items())]
+        masked = {"masks": masks, "fingerprint": self.fingerprint} if masks else {}
+        return {"left_out": left_out, "rule": self.rule, "asked": self.asked, **masked}
 
 
 def read(text: str | None) -> Attributes | None:
@@ -149,8 +170,10 @@ def read(text: str | None) -> Attributes | None:
         tuple((number, name) for number, name in found["kept"]),
         tuple((tuple((n, o, m) for n, o, m in shape), tuple(numbers)) for shape, numbers in found["shapes"]),
         None if (left_out := found.get("left_out")) is None else tuple(LeftOut(*one) for one in left_out),
-        None if (rule := found.get("rule")) is None else (rule[0], rule[1]),
+        None if (rule := found.get("rule")) is None else (rule[0], rule[1], rule[2] if len(rule) > 2 else ""),
         bool(found.get("asked")),
+        {number: MaskRule.parse(text) for number, text in found.get("masks", ())},
+        found.get("fingerprint", ""),
     )
 
 
@@ -185,17 +208,23 @@ def of_definition(
     app_id: str,
     since: Lsn,
     left_out: Sequence[LeftOut] | None = None,
-    rule: tuple[str, str] | None = None,
+    rule: Rule | None = None,
     listed: Collection[str] | None = None,
+    masks: Mapping[int, MaskRule] = MappingProxyType({}),
+    fingerprint: str = "",
 ) -> Attributes:
     """Return the attributes of a table that is being copied or is first seen.
 
-    `names` are its replicated columns; `left_out` and `rule` as in Attributes.  `listed`: all published columns (None: `names`).
+    `names` are its replicated columns; `left_out`, `rule`, `masks` and `fingerprint` as in Attributes.  `listed`: all published
+    columns (None: `names`).
     """
     published = [column for column in definition.columns if column.name in (names if listed is None else listed)]
     shape = (shape_of_columns(published), tuple(column.attnum for column in published))
     columns = [column for column in definition.columns if column.name in names]
-    found = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin) for c in columns)
+    found = tuple(
+        Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, _missing(c, c.attnum in masks), c.xmin)
+        for c in columns
+    )
     return Attributes(
         app_id,
         definition.attributes,
@@ -205,7 +234,13 @@ def of_definition(
         shapes=(shape,),
         left_out=None if left_out is None else tuple(left_out),
         rule=rule,
+        masks=dict(masks),
+        fingerprint=fingerprint,
     )
+
+
+def _missing(column: ColumnDefinition, is_masked: bool) -> str | None:
+    return "" if is_masked and column.missing is not None else column.missing
 
 
 def shape_of(message: Relation) -> Shape:

@@ -1,25 +1,28 @@
-"""The options columns and exclude: which of a table's published columns its Delta table gets.  They fail closed.
+"""The options columns, exclude and mask: which of a table's published columns its Delta table gets, and which of them masked.
+They fail closed.
 
 A table of which the options say something is closed: its columns were chosen by name once, and are known by their numbers at the
 publisher from then on.  A new name lets no column in, or out; a column that is added later stays out.  A copy that nobody asked
 for (an ALTER TABLE that takes one, a lost slot) keeps to these numbers.  RESYNC TABLE lets in what came later and no option leaves
-out; names are looked at anew if the options have other texts by then.
+out; names are looked at anew if the options have other texts by then.  Until then a copy takes away, or masks, what either text does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, stored
+from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Rule, stored
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.layouts import Layouts
+from pubsub.sql.mask_rules import MaskRule
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a copy gives a table.  `left_out`, `rule`: see Attributes; `left_out` None: the table is open, and gets all columns.
+    """What a copy gives a table.  `left_out`, `rule`, `masks`: see Attributes; `left_out` None: the table is open, and gets all
+    columns.
 
     `listed`: the names of all published columns.
     """
@@ -27,12 +30,18 @@ class Choice:
     columns: tuple[ColumnDefinition, ...]
     listed: frozenset[str]
     left_out: tuple[LeftOut, ...] | None = None
-    rule: tuple[str, str] | None = None
+    rule: Rule | None = None
+    masks: Mapping[int, MaskRule] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
         """The names of the columns that the table gets."""
         return frozenset(column.name for column in self.columns)
+
+    @property
+    def masked(self) -> Mapping[str, MaskRule]:
+        """The rules of the columns that the table gets masked, by name."""
+        return {column.name: self.masks[column.attnum] for column in self.columns if column.attnum in self.masks}
 
 
 def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str] | None, held: str | None) -> Choice:
@@ -45,8 +54,10 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
     published = definition.published(attnames)
     before = stored(held)
     earlier = {} if before is None else {one.number: one.named for one in before.left_out or ()}
+    # By names, of columns whose numbers say nothing yet.
+    masks = {c.attnum: layout.mask[c.name] for c in definition.columns if c.name in layout.mask}
 
-    def divided(out: Callable[[ColumnDefinition], bool], decided: tuple[str, str] | None) -> Choice:
+    def divided(out: Callable[[ColumnDefinition], bool], decided: Rule | None) -> Choice:
         """Leave out these columns, and those of before that are not published now: they may be again, under another name."""
         there = {column.attnum for column in published}
         gone = [c for c in definition.columns if (out(c) if c.attnum in there else c.attnum in earlier)]
@@ -55,7 +66,7 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
         )
         numbers = {column.attnum for column in gone}
         columns = tuple(column for column in published if column.attnum not in numbers)
-        return Choice(columns, frozenset(column.name for column in published), left_out, decided)
+        return Choice(columns, frozenset(column.name for column in published), left_out, decided, masks)
 
     def by_names() -> Choice:
         layouts.require_columns(definition.schema, definition.name, [column.name for column in published])
@@ -67,6 +78,9 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
         return by_names() if layout.is_closed else everything
     known = before.by_number
     same = before.rule == rule
+    if same or not before.asked:
+        # A column that the table had in clear stays so under another name, unless the options have another text.
+        masks = {number: one for number, one in masks.items() if number not in known or not same} | dict(before.masks)
     if not before.asked:
         # With other options, names are looked at when RESYNC TABLE is given.
         return divided(
@@ -97,10 +111,20 @@ def of_table_made_anew(definition: str, now: TableDefinition) -> str | None:
         return None
     names = {column.name for column in said.columns}
     ruled = {one.name for one in said.left_out if one.named}
+    named = {name: said.masks[number] for name, number in said.published.items() if number in said.masks}
     columns = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier) for c in now.columns if c.name in names)
     left_out = tuple(LeftOut(c.attnum, c.name, c.name in ruled) for c in now.columns if c.name not in names)
     carried = Attributes(
-        "", now.attributes, now.storage, said.since, columns, left_out=left_out, rule=said.rule, asked=said.asked
+        "",
+        now.attributes,
+        now.storage,
+        said.since,
+        columns,
+        left_out=left_out,
+        rule=said.rule,
+        asked=said.asked,
+        masks={c.attnum: named[c.name] for c in now.columns if c.name in named},
+        fingerprint=said.fingerprint,
     )
     return _with(definition, carried)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -27,6 +27,9 @@ from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
 from pubsub.sql.layouts import Layout
 from pubsub.sql.typechoices import TypeChoices
+
+#: Types that write a value in one way, by oid: text and varchar.
+_SAME_TEXTS: Final = frozenset((25, 1043))
 
 
 class CopyAgain(NotInPrerequisiteState):
@@ -142,6 +145,7 @@ class _Wanted:
         retyped: dict[str, pa.DataType] = {}
         added: list[tuple[Attribute, pa.DataType]] = []
         closed = self._layout.is_closed or self._known.left_out is not None
+        masks = dict(self._known.masks)
         left_out = {one.number: one for one in self._known.left_out or () if self._may_be_there(one.number)}
         for sent, number in zip(self._message.columns, self._numbers, strict=True):
             if number is None:
@@ -149,6 +153,9 @@ class _Wanted:
             if number in left_out or (closed and number not in before):
                 # A later column stays out, too, until RESYNC TABLE lets it in.
                 named = left_out[number].named if number in left_out else self._layout.leaves_out(sent.name)
+                rule = self._layout.mask.get(sent.name)
+                if number not in left_out and rule is not None:
+                    masks.setdefault(number, rule)
                 left_out[number] = LeftOut(number, sent.name, named)
                 continue
             old, now = before.get(number), self._live.get(number)
@@ -204,6 +211,7 @@ class _Wanted:
             count=count,
             storage=storage,
             left_out=tuple(one for _, one in sorted(left_out.items())) if closed else None,
+            masks=masks,
         )
         alteration = None
         if renamed or dropped or retyped or added or key != self._target.identity or gone:
@@ -220,6 +228,9 @@ class _Wanted:
         for field in self._target.schema:
             if renamed.get(field.name, field.name) in key and is_nested(field.type):
                 raise self._copy_again(f'column "{field.name}" joins its key')
+        for column in columns:
+            if column.name in key and column.number in masks and not masks[column.number].tells_values_apart:
+                raise self._copy_again(f'column "{column.name}", which is masked, joins its key')
         moves_key = set(key) != {renamed.get(name, name) for name in self._target.identity}
         if moves_key and self._target.history is not None:
             raise self._copy_again("other columns identify its rows")
@@ -271,7 +282,11 @@ class _Wanted:
             raise self._copy_again(f'the type of column "{old.name}" was changed more than once')
         assert self._definition is not None
         have = self._target.schema.field(old.name).type
-        kind = column_type(now, self._definition, self._choices)
+        mask = self._known.masks.get(old.number)
+        kind = column_type(now, self._definition, self._choices, mask)
+        if mask is not None and not mask.keeps_type and not {old.type_oid, int(now.type_oid)} <= _SAME_TEXTS:
+            # Its texts may be others now, which the Delta column's type does not show.
+            raise self._copy_again(f'the type of column "{old.name}", which is masked, is another')
         if self._rewritten:
             raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
         if kind == have:

@@ -107,12 +107,14 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     stored = attrs.stored(definition)
     said = attrs.newer(properties, app_id, stored)
     if said is not None:
-        target = replace(delta.as_said(target, properties), closed=said.left_out is not None)
-        return Columns(relid, app_id, target, said)
+        return Columns(relid, app_id, _as_chosen(delta.as_said(target, properties), said), said)
     if stored is None:
         return Columns(relid, app_id, target, None)
-    target = replace(target, closed=stored.left_out is not None)
-    return Columns(relid, app_id, target, replace(stored, app_id=app_id))
+    return Columns(relid, app_id, _as_chosen(target, stored), replace(stored, app_id=app_id))
+
+
+def _as_chosen(target: TargetTable, attributes: Attributes) -> TargetTable:
+    return replace(target, closed=attributes.left_out is not None, masks=attributes.masked)
 
 
 class Publisher:
@@ -253,6 +255,9 @@ class Follower:
         version: Version,
     ) -> None:
         if table.attributes is None:
+            message = effect[-1].message
+            if self._layouts.choice_of(message.namespace, message.name).mask:
+                raise CopyAgain(table.relid, table.target.relation, "which columns are masked is not known")
             table.attributes = _adopted(table, effect, described)
             if table.attributes is None:
                 return  # decoding refuses what does not fit
@@ -290,7 +295,7 @@ class Follower:
                     await self._alter(table, change.alteration, after, version(table.relid))
                 else:
                     _know(table, after)
-                    if (after.storage, after.count, after.left_out) != (known.storage, known.count, known.left_out):
+                    if _facts(after) != _facts(known):
                         await self._store(table)
                 _tell_left_out(table.target.relation, known, after)
         self._read(table, found)
@@ -385,7 +390,7 @@ def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading
     missing = {
         column.name: value(column.missing, target.schema.field(column.name).type)
         for column in known.columns
-        if column.number not in numbers
+        if column.number not in numbers and column.number not in known.masks
     }
     return Reading(fields, missing)
 
@@ -399,7 +404,12 @@ def value(text: str | None, kind: pa.DataType) -> pa.Scalar:
 
 def _know(table: Columns, attributes: Attributes) -> None:
     table.attributes = attributes
-    table.target = replace(table.target, closed=attributes.left_out is not None)
+    table.target = _as_chosen(table.target, attributes)
+
+
+def _facts(known: Attributes) -> tuple[object, ...]:
+    """Return what is stored of a table that is not altered, if it has changed."""
+    return known.storage, known.count, known.left_out, known.masks
 
 
 def _tell_left_out(relation: str, before: Attributes, after: Attributes) -> None:

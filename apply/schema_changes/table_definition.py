@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -12,12 +13,19 @@ from apply.schema_changes.column_choice import Choice
 from pubsub.delta import change_rows
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
+from pubsub.masks import Masks
 from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.type_contract import RULES
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
 from pubsub.sql.layouts import Mode
+from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.typechoices import TypeChoices
+
+#: Types whose text is not the value's alone, but also what the catalog, or a setting, has when it is written: names of objects
+#: (reg…), of roles (aclitem), and money.
+_NOT_HASHED: Final = frozenset({rule.oid for rule in RULES if rule.binary == "refused"} | {1033})
 
 
 def target_table(
@@ -34,7 +42,7 @@ def target_table(
     published columns that it gets; None: all.
 
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
-    that history needs, and for a column of the key that is left out.
+    that history needs, for a column of the key that is left out, and for a mask that does not fit.
     """
     qualified = f"{definition.schema}.{definition.name}"
     every = definition.published(published)
@@ -68,14 +76,34 @@ def target_table(
         )
     for error in refused_keys(columns, key, qualified):
         raise error
-    fields = [pa.field(column.name, column_type(column, definition, choices)) for column in columns]
+    rules = {} if choice is None else choice.masked
+    _refuse_unfit_masks(rules, columns, key, qualified)
+    fields = [
+        pa.field(column.name, column_type(column, definition, choices, rules.get(column.name))) for column in columns
+    ]
+    masks = Masks(rules)
     closed = choice is not None and choice.left_out is not None
     if mode == "history":
         refuse_names_of_history(names, qualified)
         schema = pa.schema([*change_rows.FIELDS, *fields])
-        return TargetTable(path, schema, (), qualified, history=key, closed=closed)
+        return TargetTable(path, schema, (), qualified, history=key, closed=closed, masks=masks)
     fields = [field.with_nullable(field.name not in key) for field in fields]
-    return TargetTable(path, pa.schema(fields), key, qualified, closed=closed)
+    return TargetTable(path, pa.schema(fields), key, qualified, closed=closed, masks=masks)
+
+
+def _refuse_unfit_masks(
+    rules: Mapping[str, MaskRule], columns: Sequence[ColumnDefinition], key: Sequence[str], relation: str
+) -> None:
+    """Raise FeatureNotSupported for a column of the key whose values are not told apart, and for a table with nothing but NULLs."""
+    for name, rule in rules.items():
+        if name in key and not rule.tells_values_apart:
+            raise FeatureNotSupported(
+                f'column "{name}" of table "{relation}" cannot be masked by {rule.name}: it is part of the key',
+                detail="An UPDATE or DELETE could not find its row.",
+                hint="Mask it by hash.",
+            )
+    if all(column.name in rules and rules[column.name].keeps_type for column in columns):
+        raise FeatureNotSupported(f'the option mask leaves no value of table "{relation}"')
 
 
 def refuse_names_of_history(names: Iterable[str], relation: str) -> None:
@@ -89,15 +117,21 @@ def refuse_names_of_history(names: Iterable[str], relation: str) -> None:
 
 
 def column_type(
-    column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None
+    column: ColumnDefinition,
+    definition: TableDefinition,
+    choices: TypeChoices | None = None,
+    mask: MaskRule | None = None,
 ) -> pa.DataType:
     """Return the type of a column; a key column is text where the choice for its type would make it nested.
 
-    Raises FeatureNotSupported, naming the column, for a type that Delta cannot hold, and for a key column that is itself chosen
-    to be nested.
+    Raises FeatureNotSupported, naming the column, for a type that Delta cannot hold, for a key column that is itself chosen
+    to be nested, and for one whose type was chosen, or is such, that its `mask` does not fit.
     """
     choices = choices or TypeChoices()
     own = choices.of_column(definition.schema, definition.name, column.name)
+    if mask is not None and not mask.keeps_type:
+        _refuse_unfit_type(column, definition, own, mask)
+        own = "text"
     is_key = column.name in row_key(definition, {one.name for one in definition.columns})
     try:
         found = shaped_type(column.shape, choices.of_type, own)
@@ -116,6 +150,25 @@ def column_type(
             detail=error.detail,
             hint=error.hint,
         ) from error
+
+
+def _refuse_unfit_type(
+    column: ColumnDefinition, definition: TableDefinition, chosen: str | None, mask: MaskRule
+) -> None:
+    name = f'column "{column.name}" of table "{definition.schema}.{definition.name}"'
+    if chosen not in (None, "text"):
+        raise FeatureNotSupported(
+            f"{name} cannot be masked by {mask.name} and replicated as {chosen}",
+            detail="What is left of its values is text.",
+            hint="Take it out of the option types.",
+        )
+    unfit = next((one for one in column.shape.all() if one.oid in _NOT_HASHED), None)
+    if mask.name == "hash" and unfit is not None:
+        raise FeatureNotSupported(
+            f"{name} has type {column.type_name}, which cannot be masked by hash",
+            detail="The same value may have another text later, and so another hash.",
+            hint="Mask it by null or redact, or exclude it.",
+        )
 
 
 def definition_json(table: TargetTable, attributes: str) -> str:
@@ -139,4 +192,14 @@ def described(
     """Return the attributes of a table as the publisher's catalog has it at `since`."""
     if choice is None or choice.left_out is None:
         return of_definition(definition, table.schema.names, app_id, since)
-    return of_definition(definition, [*choice.names], app_id, since, choice.left_out, choice.rule, choice.listed)
+    return of_definition(
+        definition,
+        [*choice.names],
+        app_id,
+        since,
+        choice.left_out,
+        choice.rule,
+        choice.listed,
+        choice.masks,
+        table.masks.fingerprint,
+    )

@@ -17,8 +17,10 @@ import pyarrow as pa
 from apply.batch import Batch, Truncation
 from apply.identity_missing import IdentityMissing
 from apply.staging.destination import Destination, Reading
+from pubsub import masking
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
+from pubsub.masks import Masks
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.arrow_arrays import nulls, repeated
 from pubsub.protocol.lsn import Lsn
@@ -95,7 +97,8 @@ def under_messages(
 def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[list[rows.Changes], bool]:
     """Decode the frames that the table gets, in order; also return whether old rows are whole (FULL, in a table without a key).
 
-    Raises InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context.
+    Masked columns have what stands for their values.  Raises InvalidValue and NotInPrerequisiteState with the transaction's finish
+    LSN in the context.
     """
     table = wanted.destination.table
     parts: list[rows.Changes] = []
@@ -104,15 +107,17 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
         full = full or (not table.key and relation.replica_identity == "f")
         with locating(batch, relation, chosen, origin):
             reading = wanted.destination.reading(relation)
+            mask_key = table.masks.key(table.relation)
             changes = rows.decode_changes(
                 chosen,
                 relation,
-                reading.fields,
+                _read(reading, table.masks),
                 key=table.key or None,
                 types=wanted.destination.types,
+                hidden=table.masks.rules.keys(),
             )
             _check_identity(relation, reading, table, changes)
-        parts.append(_as_in_target(changes, reading, table))
+        parts.append(_as_in_target(_masked(changes, table, mask_key), reading, table))
     # The parts are ordered by oid so far; an older table of the same name may have the greater oid.
     parts.sort(key=lambda part: int(part.seq[0]))
     return parts, full
@@ -213,13 +218,30 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
         )
 
 
+def _read(reading: Reading, masks: Masks) -> list[pa.Field | None]:
+    """Return the fields whose values are read: not those that are NULL anyway, whatever is sent."""
+    return [None if field is not None and field.name in masks.absent else field for field in reading.fields]
+
+
+def _masked(changes: rows.Changes, table: TargetTable, key: bytes) -> rows.Changes:
+    """Mask new and old rows.  The NULL that stands for an unchanged value stays one."""
+    masks = table.masks
+    if not masks:
+        return changes
+    absent = {name: nulls(changes.count, table.schema.field(name).type) for name in masks.absent}
+    old = masking.apply(masks, changes.old, key)
+    if old and not table.key:
+        old |= absent
+    return dataclasses.replace(changes, new=masking.apply(masks, changes.new, key) | absent, old=old)
+
+
 def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -> rows.Changes:
     """Bring the changes to the target's columns and order.
 
     A column that only the target has is NULL, or `reading.missing`, in new rows; updates leave it as it is.  The columns of
     change_rows, which history adds, are left out.
     """
-    sent = {of_table.name for of_table in reading.fields if of_table is not None}
+    sent = {of_table.name for of_table in reading.fields if of_table is not None} | table.masks.absent
     names = table.replicated
     extra = [table.schema.field(name) for name in names if name not in sent]
     values = {one.name: _filled(reading, one, changes.count) for one in extra}

@@ -164,7 +164,12 @@ def _partitions(batch: Batch, works: Sequence[_Work], origin: str, chunk_bytes: 
                             for field in work.wanted.destination.reading(relation).fields
                         ]
                         changes = rows.decode_changes(
-                            chosen, relation, only_key, key=table.key, types=work.wanted.destination.types
+                            chosen,
+                            relation,
+                            only_key,
+                            key=table.key,
+                            types=work.wanted.destination.types,
+                            hidden=table.masks.rules.keys(),
                         )
                         own, left = key_hashes(changes, table.key)
                     hashes[changes.seq] = own

@@ -150,6 +150,9 @@ def _actions(
         schema.mapping(columns),
         history=table.history,
         closed=table.closed,
+        masks=replace(
+            table.masks, rules={change.rename.get(name, name): rule for name, rule in table.masks.rules.items()}
+        ),
     ).identified_by(change.key)
     partitioned_by = tuple(change.rename.get(name, name) for name in log.partition_columns)
     actions = _definition(log, altered, columns, properties, partitioned_by)

@@ -27,6 +27,7 @@ from pubsub.errors import (
     PubsubError,
     UndefinedTable,
 )
+from pubsub.masks import NO_MASKS, Masks
 from pubsub.object_stores import options
 from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
@@ -65,6 +66,8 @@ class TargetTable:
     """In mode history (change_rows): the columns that identify a row of the publisher's table.  The table has no `key` then."""
     closed: bool = False
     """Whether the publisher's columns are known by their numbers alone, since some may be left out; known only where they are read."""
+    masks: Masks = NO_MASKS
+    """The columns that do not have the publisher's values (the option mask); known as `closed` is."""
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ tables of several subscriptions.  Each table is read at one version; two tables 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -183,11 +182,9 @@ def _columns(table: DeltaTable, relation: SubscriptionRel) -> tuple[tuple[str, s
     """Return a table's columns with the publisher's types where the catalog knows them."""
     import pyarrow as pa
 
-    definition: dict[str, Any] = json.loads(relation.definition or "{}")
-    known = json.loads(definition.get("attributes") or "{}").get("columns") or []
-    oids = {column[1]: column[2] for column in known}
+    known = relation.column_types
     schema = pa.schema(table.schema().to_arrow())
-    return tuple((one.name, one.name, types.of_column(one.type, oids.get(one.name))) for one in schema)
+    return tuple((one.name, one.name, types.of_column(one.type, known.get(one.name, (None,))[0])) for one in schema)
 
 
 def _take_resets(tree: exp.Query | exp.Values) -> set[int]:

@@ -37,6 +37,12 @@ class InvalidText(InvalidValue):
         self.text = text
         self.target = target
 
+    def without_value(self) -> InvalidText:
+        """Return an error that does not show the value, which is masked."""
+        found = InvalidText(self.index, b"", self.target, str(self.sqlstate))
+        found.message = found.message.replace('value ""', "a masked value")
+        return found
+
 
 class BadValue(Exception):
     """Some value of the array does not fit; `first_refused` finds which."""

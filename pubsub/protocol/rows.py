@@ -16,7 +16,7 @@ the end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -170,17 +170,18 @@ def decode_changes(
     *,
     key: Collection[str] | None = None,
     types: BinaryTypes = _BUILT_IN,
+    hidden: Set[str] = frozenset(),
 ) -> Changes:
     """Decode the changes in `frames`, which are in order of arrival, into arrays of the targets' types.
 
     `targets` has a field for each column of the relation, or None for a column that is not replicated.  `key`,
     if given, names the targets whose old values are returned; otherwise all are.  `types` reads values in binary
-    transfer.  Raises ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target
-    cannot hold.
+    transfer.  `hidden` names the targets whose values no error shows.  Raises ProtocolViolation for malformed bytes;
+    UnknownBinary; InvalidField for a value that its target cannot hold.
     """
     if len(targets) != len(relation.columns):
         raise ValueError(f"{len(targets)} targets for {len(relation.columns)} columns")
-    pieces = [_decode_piece(piece, relation, targets, key, types) for piece in _joined(frames) if len(piece.seq)]
+    pieces = [_decode_piece(one, relation, targets, key, types, hidden) for one in _joined(frames) if len(one.seq)]
     if pieces:
         return concat_changes(pieces)
     none = np.empty(0, np.uint8)
@@ -293,6 +294,7 @@ def _decode_piece(
     targets: Sequence[pa.Field | None],
     key: Collection[str] | None,
     types: BinaryTypes,
+    hidden: Set[str],
 ) -> Changes:
     data, width, count = frames.data, len(targets), len(frames.seq)
     op = data[frames.starts]
@@ -304,7 +306,11 @@ def _decode_piece(
         raise ProtocolViolation("a DELETE without an old tuple")
     old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(has_new)
     old_positions = positions[old_rows]
-    shown = frozenset(c.name for c, target in zip(relation.columns, targets, strict=True) if target is not None)
+    shown = frozenset(
+        column.name
+        for column, target in zip(relation.columns, targets, strict=True)
+        if target is not None and target.name not in hidden
+    )
 
     def read_old(wanted: Collection[str] | None) -> dict[str, pa.Array]:
         """Read the old tuples' columns and move the positions past them."""
@@ -315,7 +321,7 @@ def _decode_piece(
             if kinds is not None and (kinds == _UNCHANGED).any():
                 raise ProtocolViolation("an old tuple with an unchanged value")
             if target is not None and (wanted is None or target.name in wanted):
-                values = _Values(old_rows, kinds, starts, ends, column.type_oid, types, shown)
+                values = _Values(old_rows, kinds, starts, ends, column.name, column.type_oid, types, shown)
                 columns[target.name] = _column(frames, relation, target, values)
         positions[old_rows] = tuples.positions
         return columns
@@ -331,7 +337,7 @@ def _decode_piece(
             kinds, starts, ends = tuples.next()
             if target is None:
                 continue
-            values = _Values(new_rows, kinds, starts, ends, column.type_oid, types, shown)
+            values = _Values(new_rows, kinds, starts, ends, column.name, column.type_oid, types, shown)
             new[target.name] = _column(frames, relation, target, values)
             if kinds is not None and (kinds == _UNCHANGED).any():
                 unchanged[target.name] = np.zeros(count, np.bool_)
@@ -359,13 +365,14 @@ def _decode_piece(
 class _Values:
     """One column of a piece's rows `rows`: each value's kind (None: all are text) and the bounds of its bytes.
 
-    `shown`: the columns whose values an error may show.
+    `column` is its name at the publisher.  `shown`: the columns whose values an error may show.
     """
 
     rows: Offsets
     kinds: Bytes | None
     starts: Offsets
     ends: Offsets
+    column: str
     type_oid: int
     types: BinaryTypes
     shown: Collection[str]
@@ -408,13 +415,16 @@ def _converted(
         return from_text(found, target.type)
     except InvalidText as error:
         key = _key(frames, error.index, relation, values)
-        raise InvalidField(relation, target.name, int(frames.seq[error.index]), key, error) from error
+        seq = int(frames.seq[error.index])
+        if values.column in values.shown:
+            raise InvalidField(relation, target.name, seq, key, error) from error
+        raise InvalidField(relation, target.name, seq, key, error.without_value()) from None
 
 
 def _key(frames: RowFrames, index: int, relation: Relation, values: _Values) -> str:
     """Return the text that identifies a change's row: its replica identity, read from the change's first tuple.
 
-    A column without a target is not for everybody's eyes.
+    A column without a target, or with a hidden one, is not for everybody's eyes.
     """
     message = frames.data[frames.starts[index] : frames.ends[index]].tobytes()
     at = _RELATION_END + 3

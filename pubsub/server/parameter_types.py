@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -75,10 +74,7 @@ def _column(name: str, node: Any, state: State) -> Iterator[int]:
                     yield values.field_of(name, kind.value).oid
         for one in state.relations:
             if one.name == relation:
-                described = (
-                    json.loads(json.loads(one.definition or "{}").get("attributes") or "{}").get("columns") or []
-                )
-                yield from (column[2] for column in described if column[1] == name)
+                yield from (oid for column, (oid, _) in one.column_types.items() if column == name)
         known = definitions()
         columns = known.relations["pg_catalog"].get(relation, (0, "", ()))[2]
         yield from (known.type_oids.get(kind, 0) for column, kind in columns if column == name)

@@ -1,8 +1,9 @@
-"""What the Delta tables of a subscription have, and how they lie: mode, columns, exclude, partition_by, cluster_by and
-table_properties.
+"""What the Delta tables of a subscription have, and how they lie: mode, columns, exclude, mask, partition_by, cluster_by
+and table_properties.
 
     columns = 'public.users (id, name)'
     exclude = 'public.users (password), hr.* (salary)'
+    mask = 'public.users (email hash, phone null, card truncate 4), * (name redact)'
     mode = 'history'
     mode = 'public.payments (history), sales.* (mirror)'
     partition_by = 'public.orders (region), sales.* (country, kind)'
@@ -11,10 +12,10 @@ table_properties.
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
 properties, or a mode, in parentheses; a mode without a name is that of all tables.  The element that says most about a table
-counts alone.  Only what is excluded is joined, and so are properties, of which the one of the element that says most goes
+counts alone.  Only what is excluded is joined, and so are masks and properties, of which those of the element that says most go
 before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
-The options take effect when a Delta table is created, mode, columns and exclude whenever a table is copied; changing them does
-not affect existing tables.
+The options take effect when a Delta table is created, mode, columns, exclude and mask whenever a table is copied; changing them
+does not affect existing tables.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Final, Literal, TypeVar
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.nearest import nearest
 from pubsub.sql.lexer import Kind, Token, tokenize
+from pubsub.sql.mask_rules import MaskRule, rule_of
 
 V = TypeVar("V")
 
@@ -62,11 +64,13 @@ class Layout:
     """The columns that it has; (): those that are published."""
     exclude: frozenset[str] = frozenset()
     """The columns that it does not have."""
+    mask: Mapping[str, MaskRule] = field(default_factory=dict)
+    """The columns that are masked."""
 
     @property
     def is_closed(self) -> bool:
         """Whether columns that are added later stay out until somebody lets them in."""
-        return bool(self.columns or self.exclude)
+        return bool(self.columns or self.exclude or self.mask)
 
     def leaves_out(self, name: str) -> bool:
         """Return whether the table does not get a published column of this name."""
@@ -87,8 +91,9 @@ class Layouts:
     modes: Mapping[Pattern, Mode] = field(default_factory=dict)
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
-    rule: tuple[str, str] = ("", "")
-    """The texts of columns and exclude."""
+    mask: Mapping[Pattern, Mapping[str, MaskRule]] = field(default_factory=dict)
+    rule: tuple[str, str, str] = ("", "", "")
+    """The texts of columns, exclude and mask."""
 
     @classmethod
     def parse(
@@ -99,6 +104,7 @@ class Layouts:
         mode: str = "",
         columns: str = "",
         exclude: str = "",
+        mask: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -108,13 +114,14 @@ class Layouts:
             modes_of(mode),
             columns_of("columns", columns),
             columns_of("exclude", exclude),
-            (columns, exclude),
+            masks_of(mask),
+            (columns, exclude, mask),
         )
 
     @property
     def choices(self) -> Layouts:
-        """What columns and exclude say alone."""
-        return Layouts(columns=self.columns, exclude=self.exclude, rule=self.rule)
+        """What columns, exclude and mask say alone."""
+        return Layouts(columns=self.columns, exclude=self.exclude, mask=self.mask, rule=self.rule)
 
     def of(self, schema: str, table: str) -> Layout:
         """Return a table's layout.  Raises PubsubError (0A000) if it would be partitioned and clustered."""
@@ -138,29 +145,35 @@ class Layouts:
         )
 
     def choice_of(self, schema: str, table: str) -> Layout:
-        """Return what columns and exclude say of a table."""
+        """Return what columns, exclude and mask say of a table."""
         exclude = frozenset(name for one in _patterns(schema, table) for name in self.exclude.get(one, ()))
-        return Layout(columns=_of_table(self.columns, schema, table, ()), exclude=exclude)
+        mask: dict[str, MaskRule] = {}
+        for one in reversed(_patterns(schema, table)):
+            mask |= self.mask.get(one, {})
+        return Layout(columns=_of_table(self.columns, schema, table, ()), exclude=exclude, mask=mask)
 
     def mode_of(self, schema: str, table: str) -> Mode:
         """Return a table's mode."""
         return _of_table(self.modes, schema, table, "mirror")
 
     def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
-        """Raise UndefinedObject if columns or exclude name columns of this very table that are not published."""
-        for option, rules in (("columns", self.columns), ("exclude", self.exclude)):
+        """Raise UndefinedObject if columns, exclude or mask name columns of this very table that are not published."""
+        for option, rules in self._naming_columns():
             for name in rules.get((schema, table), ()):
                 if name not in published:
                     raise no_column(option, schema, table, name)
 
     def require_columns_somewhere(self, published: Mapping[tuple[str, str], Collection[str]]) -> None:
-        """Raise UndefinedObject if columns or exclude name a column that none of the tables has; `published`: all columns."""
-        for option, rules in (("columns", self.columns), ("exclude", self.exclude)):
+        """Raise UndefinedObject if one of these options names a column that none of the tables has; `published`: all columns."""
+        for option, rules in self._naming_columns():
             for pattern, names in rules.items():
                 held = {name for at, some in published.items() if matches(pattern, *at) for name in some}
                 for name in names:
                     if name not in held:
                         raise no_column(option, pattern[0] or "*", pattern[1] or "*", name)
+
+    def _naming_columns(self) -> tuple[tuple[str, Mapping[Pattern, Collection[str]]], ...]:
+        return ("columns", self.columns), ("exclude", self.exclude), ("mask", self.mask)
 
     def tables(self) -> Iterator[tuple[str, str, str]]:
         """Yield option, schema and name of each table that is named by itself."""
@@ -171,6 +184,7 @@ class Layouts:
             "mode": self.modes,
             "columns": self.columns,
             "exclude": self.exclude,
+            "mask": self.mask,
         }
         for option, rules in named.items():
             for schema, table in rules:
@@ -199,6 +213,27 @@ def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:
         if len(set(names)) < len(names):
             raise _invalid(option, text, "A column is named twice.")
         _add(found, pattern, tuple(names), option, text)
+    return found
+
+
+def masks_of(text: str) -> dict[Pattern, Mapping[str, MaskRule]]:
+    """Parse mask.  Raises PubsubError (22023) and SqlSyntaxError."""
+    found: dict[Pattern, Mapping[str, MaskRule]] = {}
+    for pattern, inside in _elements("mask", text):
+        rules: dict[str, MaskRule] = {}
+        for item in _split(inside):
+            rule = rule_of(item[1:])
+            if rule is None or item[0].kind not in (Kind.WORD, Kind.NAME):
+                raise _invalid(
+                    "mask",
+                    text,
+                    "In the parentheses are names of columns, each with null, redact, hash or truncate and a number, "
+                    "separated by commas.",
+                )
+            if item[0].value in rules:
+                raise _invalid("mask", text, "A column is named twice.")
+            rules[item[0].value] = rule
+        _add(found, pattern, rules, "mask", text)
     return found
 
 

@@ -17,7 +17,7 @@ from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.layouts import Layouts, columns_of, modes_of, patterns_of, properties_of
+from pubsub.sql.layouts import Layouts, columns_of, masks_of, modes_of, patterns_of, properties_of
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -57,9 +57,9 @@ class SubscriptionOptions:
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `columns`,
-    `exclude`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and `copy_first` names tables as
-    they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a directory of the publisher's
-    WAL segments; None: there is none.
+    `exclude`, `mask`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and `copy_first` names
+    tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a directory of the
+    publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
     the last day.
     """
@@ -104,6 +104,7 @@ class SubscriptionOptions:
     mode: str = ""
     columns: str = ""
     exclude: str = ""
+    mask: str = ""
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
@@ -111,7 +112,13 @@ class SubscriptionOptions:
     def layouts(self) -> Layouts:
         """What the Delta tables are, and how they lie.  Raises nothing: the options were parsed when they were given."""
         return Layouts.parse(
-            self.partition_by, self.cluster_by, self.table_properties, self.mode, self.columns, self.exclude
+            self.partition_by,
+            self.cluster_by,
+            self.table_properties,
+            self.mode,
+            self.columns,
+            self.exclude,
+            self.mask,
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -153,6 +160,7 @@ STORED_OPTIONS: Final = (
     "mode",
     "columns",
     "exclude",
+    "mask",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -205,8 +213,8 @@ def refuse_new_tables_in_two_phase(options: SubscriptionOptions) -> None:
 
 
 def refuse_unfollowed_choice(options: SubscriptionOptions) -> None:
-    """Refuse columns and exclude with schema_changes = refuse, which goes by names: a new name would let a column in."""
-    for name in ("columns", "exclude"):
+    """Refuse columns, exclude and mask with schema_changes = refuse, which goes by names: a new name would let a column in."""
+    for name in ("columns", "exclude", "mask"):
         if options.schema_changes == "refuse" and getattr(options, name):
             raise _exclusive("schema_changes = refuse", f"{name} = …")
 
@@ -398,6 +406,12 @@ def _columns_by_table(option: Option) -> str:
     return text
 
 
+def _masks(option: Option) -> str:
+    text = _string(option)
+    masks_of(text)
+    return text
+
+
 def _tables(option: Option) -> str:
     text = _string(option)
     patterns_of(option.name, text)
@@ -457,6 +471,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "mode": _mode,
     "columns": _columns_by_table,
     "exclude": _columns_by_table,
+    "mask": _masks,
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),

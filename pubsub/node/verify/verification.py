@@ -335,7 +335,7 @@ class _Tables:
             known = typed(error)
             return TableReport(name, "failed", lsn, version, reason=known.message, hint=known.hint)
         operations = self._point.published.operations.get(Oid(relation.relid))
-        report = _reported(name, lsn, version, found, operations)
+        report = _without_masked(_reported(name, lsn, version, found, operations), relation)
         if self._wanted.repair and report.outcome == "different":
             if operations is not None and operations.left_out:
                 reason = f"{report.reason}; it is not repaired, since rows that are meant to differ would be lost"
@@ -417,6 +417,14 @@ def _reported(name: str, lsn: Lsn, version: int, found: Found, operations: Opera
     if expected == sum(counts.values()) and not found.ranges_left:
         return replace(report, outcome="equal", expected=expected, reason=reason)
     return replace(report, expected=expected, reason=reason)
+
+
+def _without_masked(report: TableReport, relation: SubscriptionRel) -> TableReport:
+    """Say in the report which columns were not compared."""
+    if not relation.masked:
+        return report
+    masked = f"columns that are masked are not compared: {', '.join(relation.masked)}"
+    return replace(report, reason=masked if report.reason is None else f"{report.reason}; {masked}")
 
 
 def _session(conninfo: str, snapshot: str, cut: copy_out.Cut) -> psycopg.Connection:

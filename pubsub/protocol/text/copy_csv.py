@@ -7,7 +7,7 @@ CopyAttributeOutCSV).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 import pyarrow as pa
@@ -37,11 +37,15 @@ class InvalidCopiedField(InvalidValue):
         self.key = key
 
 
-def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: pa.Schema) -> pa.RecordBatch:
+def parse_copy(
+    data: bytes | Sequence[bytes | memoryview], fields: pa.Schema, hidden: Set[str] = frozenset()
+) -> pa.RecordBatch:
     """Parse whole rows of a copy's output into a batch with the schema `fields`.
 
-    The copy has the same columns in the same order, at least one.  Raises ProtocolViolation for malformed output,
-    InvalidCopiedField for a value that its column cannot hold, ProgramLimitExceeded for more than MAX_COPY_BYTES.
+    The copy has the same columns in the same order, at least one.  `hidden` names those whose values no error shows.
+
+    Raises ProtocolViolation for malformed output, InvalidCopiedField for a value that its column cannot hold,
+    ProgramLimitExceeded for more than MAX_COPY_BYTES.
     """
     text = data if isinstance(data, bytes) else b"".join(data)
     del data
@@ -71,20 +75,27 @@ def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: pa.Schema) ->
         raise ProtocolViolation("the copy's output is not CSV of the expected columns", detail=str(error)) from error
     del text  # a value may take a gigabyte, and its conversion as much again
     return pa.RecordBatch.from_arrays(
-        [_column(table, fields, position) for position in range(len(fields))], schema=fields
+        [_column(table, fields, position, hidden) for position in range(len(fields))], schema=fields
     )
 
 
-def _column(table: pa.Table, fields: pa.Schema, position: int) -> pa.Array:
+def _column(table: pa.Table, fields: pa.Schema, position: int, hidden: Set[str]) -> pa.Array:
     field, texts = fields[position], table.column(position).combine_chunks()
     if isinstance(texts, pa.ChunkedArray):
         raise ProgramLimitExceeded(f'column "{field.name}" of a copy has too many bytes to be parsed at once')
     try:
         return from_text(texts, field.type)
     except InvalidText as error:
-        raise InvalidCopiedField(field.name, error.index, _key(table, fields, error.index), error) from error
+        key = _key(table, fields, error.index, hidden)
+        if field.name not in hidden:
+            raise InvalidCopiedField(field.name, error.index, key, error) from error
+        raise InvalidCopiedField(field.name, error.index, key, error.without_value()) from None
 
 
-def _key(table: pa.Table, fields: pa.Schema, row: int) -> str:
-    shown = {f.name: printable(table.column(i)[row].as_py() or b"") for i, f in enumerate(fields) if not f.nullable}
+def _key(table: pa.Table, fields: pa.Schema, row: int, hidden: Set[str]) -> str:
+    shown = {
+        field.name: printable(table.column(place)[row].as_py() or b"")
+        for place, field in enumerate(fields)
+        if not field.nullable and field.name not in hidden
+    }
     return f"({', '.join(shown)})=({', '.join(shown.values())})"

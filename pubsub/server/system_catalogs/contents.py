@@ -103,8 +103,7 @@ def tables(state: State) -> list[Table]:
     found = []
     for one in state.relations:
         definition: dict[str, Any] = json.loads(one.definition or "{}")
-        described = json.loads(definition.get("attributes") or "{}").get("columns") or []
-        typed = {column[1]: (column[2], column[3]) for column in described}
+        typed = one.column_types
         columns = definition.get("columns") or list(typed)
         key = definition.get("key") or []
         if one.mode == "history":

@@ -15,8 +15,11 @@ from apply.schema_changes.column_choice import Choice, asking, of_table_made_ane
 from apply.schema_changes.table_definition import described_json, target_table
 from pubsub.errors import FeatureNotSupported, UndefinedObject
 from pubsub.protocol.ids import Oid
+from pubsub.protocol.shapes import TypeShape
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.options import SubscriptionOptions
+from pubsub.sql.typechoices import TypeChoices
 
 EXCLUDE = SubscriptionOptions(exclude="s.t (ssn)")
 
@@ -146,5 +149,137 @@ def test_definitions_are_read_as_they_were_written(left_out: Sequence[str]) -> N
     said = read(json.loads(definition(options))["attributes"])
     assert said is not None
     assert read(said.as_json()) == said
-    assert said.rule == ("", options.exclude)
+    assert said.rule == ("", options.exclude, "")
     assert [one.name for one in said.left_out or ()] == list(left_out)
+
+
+MASK = SubscriptionOptions(mask="s.t (ssn hash, name truncate 4)")
+HASH, CUT, NULL = MaskRule("hash"), MaskRule("truncate", 4), MaskRule("null")
+
+
+def test_names_decide_at_first_what_is_masked() -> None:
+    choice = choose(MASK, USERS, None, None)
+    assert choice.masks == {3: HASH, 2: CUT}
+    assert choice.left_out == (), "it is closed"
+    assert numbers(choice) == [1, 2, 3]
+    assert choose(SubscriptionOptions(mask="* (ssn hash)", exclude="* (ssn)"), USERS, None, None).masked == {}
+    with pytest.raises(UndefinedObject, match="option mask"):
+        choose(MASK, table((1, "id"), (2, "name")), None, None)
+    for rule in ("null", "redact", "truncate 3"):
+        with pytest.raises(FeatureNotSupported, match=f"cannot be masked by {rule.split()[0]}: it is part of the key"):
+            definition(SubscriptionOptions(mask=f"s.t (id {rule})"))
+    assert '[[1,\\"hash\\"]]' in definition(SubscriptionOptions(mask="s.t (id hash)"))
+
+
+@pytest.mark.parametrize("name", ["t", "renamed"])
+def test_numbers_decide_from_then_on_what_is_masked(name: str) -> None:
+    """A name that a mask has lets nothing be shown, nor masks it; what comes later is masked by its name."""
+    held = definition(MASK)
+    now = table((1, "id"), (2, "ssn"), (3, "name"), (4, "more"), name=name)
+    assert choose(MASK, now, None, held).masks == {2: CUT, 3: HASH}
+    assert choose(MASK, now, None, asking(held)).masks == {2: CUT, 3: HASH}
+    shown = table((1, "id"), (2, "a"), (3, "b"), (4, "ssn"))
+    assert choose(MASK, shown, None, asking(held)).masked == {"a": CUT, "b": HASH, "ssn": HASH}
+    clear = definition(SubscriptionOptions(mask="s.t (ssn hash)"))
+    renamed = table((1, "id"), (2, "ssn"), (3, "social"))
+    assert choose(SubscriptionOptions(mask="s.t (ssn hash)"), renamed, None, clear).masked == {"social": HASH}
+
+
+def test_other_masks_hold_when_somebody_asks() -> None:
+    """Until then a copy masks what either text masks, and unmasks nothing."""
+    held = definition(MASK)
+    other = SubscriptionOptions(mask="s.t (ssn null, more null)")
+    now = table((1, "id"), (2, "name"), (3, "ssn"), (4, "more"))
+    before = choose(other, now, None, held)
+    assert before.masked == {"name": CUT, "ssn": HASH}
+    assert choose(other, now, None, definition(other, now, held)).masked == before.masked
+    assert choose(other, now, None, asking(held)).masked == {"ssn": NULL, "more": NULL}
+    nothing = SubscriptionOptions()
+    assert choose(nothing, now, None, held).masked == {"name": CUT, "ssn": HASH}
+    assert choose(nothing, now, None, asking(held)) == choose(nothing, now, None, None)
+    # A table that was open, or had other options, is masked from its next copy on.
+    assert choose(MASK, USERS, None, definition(SubscriptionOptions())).masks == {2: CUT, 3: HASH}
+    excluded = definition(SubscriptionOptions(exclude="s.t (ssn)"))
+    both = replace(MASK, exclude="s.t (ssn)")
+    assert choose(both, USERS, None, excluded).masked == {"name": CUT}
+
+
+def test_a_masked_column_that_is_not_published_for_a_while_stays_masked() -> None:
+    held = definition(MASK)
+    listed = choose(MASK, USERS, ["id", "name"], held)
+    again = described_json(target_table(USERS, ["id", "name"], "/t", choice=listed), USERS, choice=listed)
+    now = table((1, "id"), (2, "name"), (3, "social"))
+    assert choose(MASK, now, None, asking(again)).masked == {"name": CUT, "social": HASH}
+
+
+def test_a_table_that_is_made_anew_is_masked_by_the_names_that_it_had() -> None:
+    held = definition(MASK, table((1, "id"), (2, "ssn"), (3, "name")))
+    renamed = definition(MASK, table((1, "id"), (2, "a"), (3, "b")), held)
+    now = table((1, "id"), (2, "b"), (3, "a"), (4, "ssn"), name="other")
+    anew = of_table_made_anew(renamed, now)
+    choice = choose(MASK, now, None, anew)
+    assert choice.masked == {"a": HASH, "b": CUT}
+    assert numbers(choice) == [1, 2, 3]
+
+
+def test_masks_are_read_as_they_were_written() -> None:
+    choice = choose(MASK, USERS, None, None)
+    target = target_table(USERS, None, "/t", choice=choice)
+    target = replace(target, masks=replace(target.masks, fingerprint="f"))
+    said = read(json.loads(described_json(target, USERS, choice=choice))["attributes"])
+    assert said is not None
+    assert read(said.as_json()) == said
+    assert said.masked == target.masks
+    assert said.rule == ("", "", MASK.mask)
+    # What an earlier release wrote has the texts of two options.
+    old = json.loads(said.as_json()) | {"rule": ["a", "b"]}
+    assert (earlier := read(json.dumps(old))) is not None
+    assert earlier.rule == ("a", "b", "")
+
+
+def test_the_value_of_older_rows_is_not_stored_of_a_masked_column() -> None:
+    """It would be in the Delta table's log."""
+    columns = tuple(replace(one, missing="secret") if one.name != "id" else one for one in USERS.columns)
+    found = definition(MASK, replace(USERS, columns=columns))
+    assert "secret" not in found
+    said = read(json.loads(found)["attributes"])
+    assert said is not None
+    assert [one.missing for one in said.columns] == [None, "", ""]
+
+
+def typed(oid: int, name: str, element: int = 0) -> TableDefinition:
+    one = replace(USERS.columns[1], type_oid=Oid(oid), base_type_oid=Oid(oid), type_name=name)
+    if element:
+        one = replace(one, held=TypeShape(oid, name=name, element=TypeShape(element)))
+    return replace(USERS, columns=(USERS.columns[0], one))
+
+
+@pytest.mark.parametrize(("oid", "element"), [(790, 0), (2205, 0), (1033, 0), (2210, 2205)])
+def test_types_whose_text_is_not_the_values_alone_are_not_hashed(oid: int, element: int) -> None:
+    of = typed(oid, "some type", element)
+    with pytest.raises(FeatureNotSupported, match=r'column "name" of table "s\.t" has type some type'):
+        definition(SubscriptionOptions(mask="s.t (name hash)"), of)
+    definition(SubscriptionOptions(mask="s.t (name redact)"), of)
+
+
+@pytest.mark.parametrize("rule", ["hash", "redact", "truncate 3", "null"])
+def test_masked_columns_are_text(rule: str) -> None:
+    of = typed(23, "integer")
+    choice = choose(SubscriptionOptions(mask=f"s.t (name {rule})"), of, None, None)
+    kind = target_table(of, None, "/t", choice=choice).schema.field("name").type
+    assert kind == (pa.int32() if rule == "null" else pa.string())
+    natural = TypeChoices.parse("s.t.name natural")
+    if rule == "null":
+        target_table(of, None, "/t", natural, choice)
+        return
+    target_table(of, None, "/t", TypeChoices.parse("s.t.name text, int4 natural"), choice)
+    with pytest.raises(FeatureNotSupported, match="and replicated as natural"):
+        target_table(of, None, "/t", natural, choice)
+
+
+def test_a_table_has_some_value() -> None:
+    with pytest.raises(FeatureNotSupported, match="leaves no value"):
+        definition(
+            SubscriptionOptions(mask="s.t (id null, name null, ssn null)"),
+            replace(USERS, primary_key=(), identity_key=(), replica_identity="f"),
+        )

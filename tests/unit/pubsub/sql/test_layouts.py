@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.sql.layouts import Layout, Layouts, matches, patterns_of
+from pubsub.sql.layouts import Layout, Layouts, masks_of, matches, patterns_of
+from pubsub.sql.mask_rules import MaskRule
 
 
 def test_what_says_most_about_a_table_counts() -> None:
@@ -140,3 +141,48 @@ def test_columns_that_are_left_out() -> None:
     with pytest.raises(UndefinedObject, match=r'column "a" of table "\*\.\*" in subscription option columns'):
         layouts.require_columns_somewhere({("s", "t"): ["id", "b", "c"]})
     layouts.require_columns_somewhere({("s", "t"): ["id", "c"], ("s", "u"): ["a", "b"]})
+
+
+def test_masks() -> None:
+    """Of several elements that name a column, the one that says most about the table counts."""
+    text = """* (name redact), s.* (name null, a hash), s.t (name truncate 4, "B b" truncate 0)"""
+    layouts = Layouts.parse("", "", "", mask=text)
+    redact, null, hashed = MaskRule("redact"), MaskRule("null"), MaskRule("hash")
+    assert layouts.of("s", "t").mask == {"name": MaskRule("truncate", 4), "a": hashed, "B b": MaskRule("truncate", 0)}
+    assert layouts.of("s", "u").mask == {"name": null, "a": hashed}
+    assert layouts.choice_of("x", "y").mask == {"name": redact}
+    assert layouts.of("x", "y").is_closed
+    assert not Layouts.parse("", "", "", mask="s.t (a null)").of("s", "other").is_closed
+    assert list(layouts.choices.tables()) == [("mask", "s", "t")]
+    with pytest.raises(UndefinedObject, match=r'column "B b" of table "s\.t" in subscription option mask'):
+        layouts.require_columns("s", "t", ["name"])
+    with pytest.raises(UndefinedObject, match=r'column "a" of table "s\.\*" in subscription option mask'):
+        layouts.require_columns_somewhere({("s", "t"): ["name", "B b"]})
+    for rule in (redact, null, hashed, MaskRule("truncate", 12)):
+        assert MaskRule.parse(str(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "a",
+        "a hash 4",
+        "a truncate",
+        "a truncate -1",
+        "a truncate 1.5",
+        "a truncate 0x10",
+        "a truncate 99999999999",
+        "a truncate four",
+        'a "hash"',
+        "a clear",
+        "a hash, a null",
+        "hash",
+        "",
+        "a hash b null",
+        "'a' hash",
+    ],
+)
+def test_masks_that_are_refused(inside: str) -> None:
+    with pytest.raises(PubsubError, match='invalid value for parameter "mask"') as refused:
+        masks_of(f"s.t ({inside})")
+    assert refused.value.sqlstate == "22023"
