@@ -13,6 +13,8 @@ from apply.schema_changes import column_choice
 from apply.schema_changes.attributes import read, stored
 from apply.schema_changes.column_choice import Choice, asking, of_table_made_anew, replicated
 from apply.schema_changes.table_definition import described_json, target_table
+from catalog.records import SubscriptionRel
+from catalog.states import RelState
 from pubsub.errors import FeatureNotSupported, UndefinedObject
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.shapes import TypeShape
@@ -283,3 +285,17 @@ def test_a_table_has_some_value() -> None:
             SubscriptionOptions(mask="s.t (id null, name null, ssn null)"),
             replace(USERS, primary_key=(), identity_key=(), replica_identity="f"),
         )
+
+
+def test_the_catalog_shows_what_is_masked() -> None:
+    """And that what is left of such a column is text, whatever the publisher's type is."""
+    of = replace(typed(23, "integer"), columns=(*typed(23, "integer").columns, USERS.columns[2]))
+    text = definition(SubscriptionOptions(mask="s.t (name redact, ssn null)"), of)
+    relation = SubscriptionRel(
+        1, 2, "s", "t", RelState.READY, None, 1, None, "/t", None, None, definition=text, estimated_rows=None
+    )
+    assert relation.masked == ("name", "ssn")
+    assert relation.column_types == {"id": (25, -1), "name": (25, -1), "ssn": (25, -1)}
+    clear = replace(relation, definition=definition(SubscriptionOptions(mask="s.t (name null)"), of))
+    assert clear.column_types["name"] == (23, -1)
+    assert replace(relation, definition=None).masked == ()

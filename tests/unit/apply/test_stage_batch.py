@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +17,10 @@ from apply.staging.staged_table import StagedTable
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Folded
 from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
+from pubsub.masks import VARIABLE, Masks, fingerprint_of
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
+from pubsub.sql.mask_rules import MaskRule
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
 from tests.support.memory import MemoryDelta, target
 
@@ -213,3 +217,22 @@ def test_columns_of_a_closed_table_are_not_told_by_name() -> None:
     error = b.fails(NotInPrerequisiteState)
     assert "which columns" in error.message
     assert "RESYNC TABLE a" in error.hint
+
+
+def test_masked_columns_are_masked_before_anything_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, too; a value that is not sent stays so.  Without the key, or with another one, nothing is staged."""
+    key = b"sixteen bytes at least"
+    rules = {"id": MaskRule("hash"), "v": MaskRule("redact"), "w": MaskRule("null")}
+    fields = (pa.field("id", pa.string(), nullable=False), pa.field("v", pa.string()), pa.field("w", pa.int64()))
+    b = Bench(replace(target("a", *fields), masks=Masks(rules, fingerprint_of(key))))
+    of = relation(16384, "a", (("id", INT8), ("v", TEXT), ("w", TEXT)))
+    b.send(of, insert(of.oid, 1, "x", "no number"), update(of.oid, 2, UNCHANGED, "9"), delete(of.oid, 3, None, None))
+    for given in ("", "another key, as long as it"):
+        monkeypatch.setenv(VARIABLE, given)
+        b.fails(NotInPrerequisiteState)
+    monkeypatch.setenv(VARIABLE, key.decode())
+    folded = b.folded()
+    one, two, three = (hmac.new(key, text, hashlib.sha256).hexdigest() for text in (b"1", b"2", b"3"))
+    assert folded.images.to_pylist() == [{"id": one, "v": "***", "w": None}]
+    assert [(row["id"], row["v"], row["w"]) for row in folded.masked.to_pylist()] == [(two, None, None)]
+    assert three in folded.deleted_keys.column("id").to_pylist()

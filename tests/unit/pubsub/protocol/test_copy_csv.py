@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from decimal import Decimal
 
 import pyarrow as pa
@@ -73,3 +74,11 @@ def test_a_bad_value_is_named() -> None:
     with pytest.raises(InvalidCopiedField) as caught:
         parse_copy(b"1,t\n22,x\n", keyed)
     assert caught.value.key == "(id)=(22)"
+    rows = b"1,t\n22,secret\n"
+    with pytest.raises(InvalidCopiedField) as caught:
+        parse_copy(rows, keyed, hidden={"id", "v"})
+    assert caught.value.row == 1
+    assert "masked value" in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value)) + caught.value.key
+    assert "secret" not in shown
+    assert "22" not in caught.value.key

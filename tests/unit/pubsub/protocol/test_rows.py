@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import traceback
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,18 @@ def test_a_bad_value_names_its_column_and_change() -> None:
         decode([block(*messages)])
     assert caught.value.seq == 6
     assert caught.value.key == "(id)=(3000000000)"
+
+
+def test_a_hidden_value_is_in_no_error() -> None:
+    """Neither as the value that is refused, nor as the key of its row, nor in what the error comes from."""
+    for row, hidden in (((b"77", b"bad \xff", b""), "note"), ((b"secret", b"", b""), "id")):
+        with pytest.raises(InvalidField) as caught:
+            decode_changes(split_by_relation([block(Insert(T, row))])[T], RELATION, TARGETS, hidden={hidden})
+        shown = "".join(traceback.format_exception(caught.value)) + caught.value.key
+        assert "masked value" in shown
+        assert "bad" not in shown
+        assert "secret" not in shown
+        assert ("77" in shown) is (hidden != "id")
 
 
 @pytest.mark.parametrize(
