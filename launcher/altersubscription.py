@@ -440,7 +440,7 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
         published_tables.refuse_unknown_types(TypeChoices.parse(options.types))
-    if given & {"columns", "exclude", "mask"} or ("types" in given and merged.mask):
+    if given & {"columns", "exclude", "mask"}:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await published_tables.published_tables(connection, subscription.publications)
             here = {relation.relid for relation in await session.catalog.relations(subscription.oid)}

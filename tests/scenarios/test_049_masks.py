@@ -8,14 +8,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from apply.staging import stage_batch
+from pubsub.backend import users
+from pubsub.backend.scram import Verifier
 from pubsub.masks import VARIABLE
+from pubsub.server.backend import NodeBackend
+from pubsub.server.doors import Doors
+from pubsub.settings import Settings
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import choose_copier
 from tests.support import corpus
 from tests.support.captured_logs import captured_logs
@@ -505,3 +512,45 @@ def test_rows_that_differ_are_copied_anew_masked(replica: Replica, logged: list[
     assert "it has no key, and columns that are masked" in str(found["public.logins"].reason)
     assert_masked(replica, "users", RULES["users"])
     assert_nowhere(replica, logged, CLEAR, "7070707")
+
+
+@pytest.mark.full
+def test_they_are_text_to_those_who_follow_the_delta_table(replica: Replica, stock_server: EmbeddedPostgres) -> None:
+    """An integer's mask in psql's \\d, in a query with a parameter, and at a stock subscriber."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, pin int, due date, v text); INSERT INTO t VALUES (1, 70707071, '2000-01-01', 'v');"
+        "CREATE PUBLICATION p FOR TABLE t"
+    )
+    replica.subscribe(mask="'public.t (pin truncate 3, due null)'")
+    replica.caught_up()
+    home, node = replica.node.home, replica.node
+    (home / "followers").write_text(users.line("follower", Verifier.of_password("secret", iterations=1), "replication"))
+    (home / "followers").chmod(0o600)
+    settings = Settings.read({"walsender": {"listen": "127.0.0.1:0", "auth_file": "followers"}}, home)
+    doors = node.run(Doors.open(settings, NodeBackend(settings, node._node)))
+    assert doors.place is not None
+    host, _, port = doors.place.rpartition(":")
+    name = f"{replica.database.name}_lake"
+    stock_server.create_database(name)
+    try:
+        with psycopg.connect(f"host={home} dbname=pubsub user=me", autocommit=True) as connection:
+            kinds = connection.execute(
+                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+                " WHERE attrelid = 'public.t'::regclass AND attnum > 0 ORDER BY attnum"
+            ).fetchall()
+            assert kinds == [("id", "integer"), ("pin", "text"), ("due", "date"), ("v", "text")]
+            for binary in (False, True):
+                found = connection.execute("SELECT * FROM t WHERE pin = %s", ["707"], binary=binary).fetchall()
+                assert found == [(1, "707", None, "v")]
+            connection.execute("CREATE PUBLICATION lake FOR ALL TABLES")
+        stock_server.execute("CREATE TABLE t (id int PRIMARY KEY, pin text, due date, v text)", name)
+        conninfo = f"host={host} port={port} dbname=pubsub user=follower password=secret"
+        stock_server.execute(f"CREATE SUBSCRIPTION lake CONNECTION '{conninfo}' PUBLICATION lake", name)
+        wait_until(lambda: stock_server.query("SELECT * FROM t", name) == [(1, "707", None, "v")], "the copy")
+        replica.execute("UPDATE t SET pin = 80808, v = 'w'")
+        replica.caught_up()
+        wait_until(lambda: stock_server.query("SELECT * FROM t", name) == [(1, "808", None, "w")], "the change")
+    finally:
+        stock_server.execute("DROP SUBSCRIPTION IF EXISTS lake", name)
+        stock_server.drop_database(name)
+        node.run(doors.close())
