@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -16,14 +18,18 @@ from deltalake import DeltaTable
 from apply.staging import stage_batch
 from pubsub.backend import users
 from pubsub.backend.scram import Verifier
-from pubsub.masks import VARIABLE
+from pubsub.delta.table import TargetTable
+from pubsub.errors import PubsubError
+from pubsub.masks import VARIABLE, Masks, fingerprint_of
+from pubsub.publisher.copy_out import Cut
+from pubsub.publisher.read_table import ReadTable
 from pubsub.server.backend import NodeBackend
 from pubsub.server.doors import Doors
 from pubsub.settings import Settings
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tablesync import choose_copier
+from tablesync import choose_copier, chunk_reader, window
 from tests.support import corpus
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Replica, wait_until
@@ -157,6 +163,8 @@ CHANGES = (
         {"binary": "true"},
         pytest.param({}, marks=pytest.mark.full),
         pytest.param({"copied": "by a job"}, marks=pytest.mark.full),
+        pytest.param({"table_properties": "'* (delta.enableChangeDataFeed = true)'"}, marks=pytest.mark.full),
+        pytest.param({"partition_by": "'public.users (card, phone)'"}, marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -554,3 +562,30 @@ def test_they_are_text_to_those_who_follow_the_delta_table(replica: Replica, sto
         stock_server.execute("DROP SUBSCRIPTION IF EXISTS lake", name)
         stock_server.drop_database(name)
         node.run(doors.close())
+
+
+def test_rows_that_are_read_anew_are_masked(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a window, or by a task, which has the key from its job or its environment."""
+    database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY, v text, w date); INSERT INTO t VALUES (1, '{CLEAR}', '2000-01-01')"
+    )
+    monkeypatch.delenv(VARIABLE)
+    masks = Masks({"v": MaskRule("hash"), "w": MaskRule("null")}, fingerprint_of(KEY.encode()))
+    source = chunk_reader.CopySource(
+        database.conninfo, "anew", ReadTable("public", "t", ("id", "v"), True), "", None, masks=masks
+    )
+    schema = pa.schema([pa.field("id", pa.int32(), False), ("v", pa.string()), ("w", pa.date32())])
+    target = TargetTable("", schema, ("id",), "public.t", masks=masks)
+    keys = pa.table({"id": pa.array([1], pa.int32())})
+
+    def read() -> list[dict[str, Any]]:
+        return window.read_again(source, target, keys, {"id": "integer"}, Cut())[0].to_pylist()
+
+    with pytest.raises(PubsubError, match="is not set"):
+        read()
+    monkeypatch.setenv(VARIABLE, OTHER)
+    with pytest.raises(PubsubError, match="is not the key"):
+        read()
+    source = replace(source, mask_key=KEY.encode())
+    assert read() == [{"id": 1, "v": hashed(CLEAR), "w": None}]
+    assert KEY not in repr(source)
