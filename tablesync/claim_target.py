@@ -16,12 +16,15 @@ from pubsub.delta.places import is_reached
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.masks import VARIABLE
 from pubsub.setting_tables import HousekeepingSettings
 from pubsub.sql.layouts import Layout
 
 # Delta writes a checkpoint within every so-manieth commit, which takes seconds.  Housekeeping writes them beside the
 # commits (housekeeping/upkeep.py), and long before.
 _CHECKPOINT_INTERVAL: Final = 10_000
+
+_MASK_KEY: Final = "pubsub.mask_key"
 
 
 async def claim_target(
@@ -56,6 +59,7 @@ async def claim_target(
         ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
         delta.refuse_history(target, have)
         if ours:
+            await _keep_to_mask_key(target, have, engine)
             return  # the copy's commit adds missing columns
         if await asyncio.to_thread(delta.row_count, target.path) > 0:
             raise NotInPrerequisiteState(
@@ -67,7 +71,7 @@ async def claim_target(
         await engine.run_without_spark(
             engine.transactions.change_properties,
             target.path,
-            lambda before: {**checkpoints, **before, **identity, **delta.mode_of(target)},
+            lambda before: {**checkpoints, **before, **identity, **delta.mode_of(target), **_mask_key(target)},
         )
         return
     elif not subscription.options.create_tables:
@@ -83,11 +87,31 @@ async def claim_target(
     )
     layout = subscription.options.layouts.of(relation.schema, relation.name) if relation is not None else Layout()
     target = replace(target, partitioned_by=layout.partition_by, clustered_by=layout.cluster_by)
-    known = {**layout.properties, **identity, **kept}
+    known = {**layout.properties, **identity, **kept, **_mask_key(target)}
     # Only Spark's statement checks a layout.
     if layout or not await engine.run_without_spark(delta.create_empty, engine.transactions, target, known):
         await start_spark()
         await engine.run(delta.create, target, known)
+
+
+def _mask_key(target: TargetTable) -> dict[str, str]:
+    """Return the property that says by which key a history is masked, whose rows no copy replaces."""
+    return {_MASK_KEY: target.masks.fingerprint} if target.history is not None and target.masks.are_keyed else {}
+
+
+async def _keep_to_mask_key(target: TargetTable, have: Mapping[str, str], engine: Engine) -> None:
+    """Have a history remember the key of its masks.  Raises NotInPrerequisiteState if it has rows under another one."""
+    wanted = _mask_key(target)
+    if not wanted or have.get(_MASK_KEY) == wanted[_MASK_KEY]:
+        return
+    if _MASK_KEY in have and await asyncio.to_thread(delta.row_count, target.path) > 0:
+        raise NotInPrerequisiteState(
+            f'the history of table "{target.relation}" is masked by another key than {VARIABLE}',
+            hint=delta.another_history(target),
+        )
+    await engine.run_without_spark(
+        engine.transactions.change_properties, target.path, lambda before: {**before, **wanted}
+    )
 
 
 def made_definition(relation: SubscriptionRel, app_id: str) -> str | None:

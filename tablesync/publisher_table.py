@@ -5,7 +5,6 @@ A failure that is the table's own, and not one that other tables would have too,
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from apply.schema_changes.column_choice import Choice, choose
 from apply.schema_changes.table_definition import target_table
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel
-from pubsub.delta.table import TargetTable, another_history, exists
-from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.delta.table import TargetTable
+from pubsub.errors import UndefinedTable
 from pubsub.masks import fingerprint_of, require_key
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, publication, snapshots
@@ -53,7 +52,7 @@ class Described:
 def with_mask_key(target: TargetTable, before: Attributes | None) -> TargetTable:
     """Return the table with the key by which a copy masks it: that of before, unless RESYNC TABLE was given since.
 
-    `before`: the table's attributes, if it has some.  Blocks.  Raises NotInPrerequisiteState without a key, or with another one.
+    `before`: the table's attributes, if it has some.  Raises NotInPrerequisiteState without a key, or with another one.
     """
     if not target.masks.are_keyed:
         return target
@@ -61,11 +60,6 @@ def with_mask_key(target: TargetTable, before: Attributes | None) -> TargetTable
     fingerprint, held = fingerprint_of(key), before.fingerprint if before is not None else ""
     if held and before is not None and not before.asked:
         require_key(target.relation, held)
-    if held not in ("", fingerprint) and target.history is not None and exists(target.path):
-        raise NotInPrerequisiteState(
-            f'the history of table "{target.relation}" is masked by another key than PUBSUB_MASK_KEY',
-            hint=another_history(target),
-        )
     return replace(target, masks=replace(target.masks, fingerprint=fingerprint))
 
 
@@ -142,7 +136,7 @@ class PublisherTable:
             choice = choose(layouts, definition, found.attnames, relation.definition)
             mode = layouts.mode_of(definition.schema, definition.name)
             target = target_table(definition, found.attnames, relation.path, choices, choice, mode)
-            target = await asyncio.to_thread(with_mask_key, target, stored(relation.definition))
+            target = with_mask_key(target, stored(relation.definition))
             return Seen(found, definition, target, choice)
 
     @contextmanager
