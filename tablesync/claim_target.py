@@ -59,7 +59,7 @@ async def claim_target(
         ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
         delta.refuse_history(target, have)
         if ours:
-            await _keep_to_mask_key(target, have, engine)
+            await _as_closed(target, have, engine)
             return  # the copy's commit adds missing columns
         if await asyncio.to_thread(delta.row_count, target.path) > 0:
             raise NotInPrerequisiteState(
@@ -99,19 +99,31 @@ def _mask_key(target: TargetTable) -> dict[str, str]:
     return {_MASK_KEY: target.masks.fingerprint} if target.history is not None and target.masks.are_keyed else {}
 
 
-async def _keep_to_mask_key(target: TargetTable, have: Mapping[str, str], engine: Engine) -> None:
-    """Have a history remember the key of its masks.  Raises NotInPrerequisiteState if it has rows under another one."""
+async def _as_closed(target: TargetTable, have: Mapping[str, str], engine: Engine) -> None:
+    """Bring the properties of a table with columns that are left out or masked up to date before it is copied again.
+
+    The attributes of an earlier copy, which nobody needs now, may have the value with which such a column began.  A history
+    remembers the key of its masks.  Raises NotInPrerequisiteState if it has rows under another one.
+    """
     wanted = _mask_key(target)
-    if not wanted or have.get(_MASK_KEY) == wanted[_MASK_KEY]:
+    if _MASK_KEY in wanted.keys() & have.keys() and have[_MASK_KEY] != wanted[_MASK_KEY]:
+        await _require_no_rows(target)
+    if wanted.items() <= have.items() and not (target.closed and attributes.PROPERTY in have):
         return
-    if _MASK_KEY in have and await asyncio.to_thread(delta.row_count, target.path) > 0:
+
+    def change(before: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in before.items() if not target.closed or name != attributes.PROPERTY}
+        return {**kept, **wanted}
+
+    await engine.run_without_spark(engine.transactions.change_properties, target.path, change)
+
+
+async def _require_no_rows(target: TargetTable) -> None:
+    if await asyncio.to_thread(delta.row_count, target.path) > 0:
         raise NotInPrerequisiteState(
             f'the history of table "{target.relation}" is masked by another key than {VARIABLE}',
             hint=delta.another_history(target),
         )
-    await engine.run_without_spark(
-        engine.transactions.change_properties, target.path, lambda before: {**before, **wanted}
-    )
 
 
 def made_definition(relation: SubscriptionRel, app_id: str) -> str | None:

@@ -589,3 +589,25 @@ def test_rows_that_are_read_anew_are_masked(database: Database, monkeypatch: pyt
     source = replace(source, mask_key=KEY.encode())
     assert read() == [{"id": 1, "v": hashed(CLEAR), "w": None}]
     assert KEY not in repr(source)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("option", "left"), [("mask = '* (v hash)'", "hash"), ("exclude = '* (v)'", "null")])
+def test_the_value_of_older_rows_goes_from_the_delta_tables_properties(
+    replica: Replica, option: str, left: str
+) -> None:
+    """They tell which columns the table has, also with which value an added column began."""
+    replica.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t")
+    replica.subscribe()
+    replica.caught_up()
+    replica.execute(f"ALTER TABLE t ADD COLUMN v text DEFAULT '{CLEAR}'; INSERT INTO t VALUES (2)")
+    replica.caught_up()
+    assert CLEAR in str(DeltaTable(replica.path("t")).metadata().configuration)
+    replica.alter(f"SET ({option})")
+    before = replica.relation("t").copy_generation
+    replica.alter("RESYNC TABLE public.t")
+    replica.until_copied("t", before)
+    replica.caught_up()
+    assert CLEAR not in str(DeltaTable(replica.path("t")).metadata().configuration)
+    replica.execute("INSERT INTO t VALUES (3)")
+    assert_masked(replica, "t", {"v": left})
