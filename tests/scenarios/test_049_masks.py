@@ -611,3 +611,46 @@ def test_the_value_of_older_rows_goes_from_the_delta_tables_properties(
     assert CLEAR not in str(DeltaTable(replica.path("t")).metadata().configuration)
     replica.execute("INSERT INTO t VALUES (3)")
     assert_masked(replica, "t", {"v": left})
+
+
+@pytest.mark.full
+def test_a_column_becomes_text_and_a_number_again(replica: Replica) -> None:
+    """RESYNC TABLE gives the Delta column another type; what is there until then is followed as before."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, pin int, due date); INSERT INTO t VALUES (1, 70707071, '1970-07-07');"
+        "CREATE PUBLICATION p FOR TABLE t"
+    )
+    replica.subscribe()
+    replica.caught_up()
+    for mask, rules in (("* (pin redact, due null)", {"pin": "redact", "due": "null"}), ("", {})):
+        replica.alter(f"SET (mask = '{mask}')")
+        before = replica.relation("t").copy_generation
+        replica.alter("RESYNC TABLE public.t")
+        replica.until_copied("t", before)
+        replica.execute("UPDATE t SET pin = pin + 1; INSERT INTO t SELECT max(id) + 1, 2, 'now' FROM t")
+        assert_masked(replica, "t", rules)
+        assert replica.relation("t").masked == tuple(rules)
+    replica.execute("ALTER TABLE t ADD COLUMN later int DEFAULT 3; UPDATE t SET pin = 4")
+    replica.assert_equal("t")
+
+
+@pytest.mark.full
+def test_a_masked_column_joins_the_key(replica: Replica) -> None:
+    """Its hash does; other masks stop the table, whose rows could not be told apart."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text NOT NULL, w text NOT NULL); CREATE PUBLICATION p FOR TABLE t;"
+        f"CREATE UNIQUE INDEX of_v ON t (v); CREATE UNIQUE INDEX of_w ON t (w); INSERT INTO t VALUES (1, '{CLEAR}', 'w')"
+    )
+    replica.subscribe(mask="'* (v hash, w redact)'")
+    assert_masked(replica, "t", {"v": "hash", "w": "redact"})
+    replica.execute(
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX of_v",
+        f"UPDATE t SET v = '{CLEAR}2'; INSERT INTO t VALUES (2, '{CLEAR}', 'x')",
+        f"UPDATE t SET id = 3 WHERE v = '{CLEAR}'",
+    )
+    assert_masked(replica, "t", {"v": "hash", "w": "redact"})
+    replica.execute("ALTER TABLE t REPLICA IDENTITY USING INDEX of_w", "UPDATE t SET w = 'y' WHERE w = 'x'")
+    wait_until(
+        lambda: 'column "w" of table "public.t" cannot be masked by redact: it is part of the key' in replica.error(),
+        "the table to stop",
+    )
