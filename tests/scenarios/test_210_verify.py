@@ -177,6 +177,7 @@ def test_a_table_whose_columns_were_renamed_since_it_was_compared_is_not_repaire
     replica.assert_equal(*(table for table in RENAMINGS if table != "closed"))
 
 
+@pytest.mark.full
 def test_keys_whose_equality_is_an_extensions(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sessions' search_path is empty, so that their operators are not found by themselves."""
     replica.execute(
