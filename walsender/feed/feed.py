@@ -39,7 +39,7 @@ from pubsub.reorderbuffer.files import FileFailure
 from walsender import checked_files
 from walsender.feed.archive import Archive
 from walsender.feed.commits import IRRELEVANT, Commits
-from walsender.feed.spool import SpoolWriter
+from walsender.feed.spool import SpoolWriter, SyncFailure
 from walsender.historic import upstream
 from walsender.historic.upstream import Upstream
 from walsender.hot.walk import Skim
@@ -315,7 +315,7 @@ class Feed:
             await asyncio.gather(*work, return_exceptions=True)
             self._source.flushed = 0
             await self._source.close()
-            with suppress(FileFailure):
+            with suppress(FileFailure, SyncFailure):
                 self._save(self.received)
             self.spool.close()
 

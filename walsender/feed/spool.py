@@ -20,8 +20,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pubsub import faults
-from pubsub.errors import DataCorrupted
+from pubsub.errors import DataCorrupted, PubsubError
 from pubsub.reorderbuffer import files
+from pubsub.reorderbuffer.files import FileFailure
 from walsender.feed.archive import Archive
 from walsender.xlog.errors import WalMissing
 
@@ -31,6 +32,15 @@ _CHUNK: Final = 1 << 20
 _NAME: Final = 16
 _UNSYNCED: Final = 8
 """Segments that may be whole and not yet on disk."""
+
+
+class SyncFailure(PubsubError):
+    """What was written may not be on disk.  No later fsync would tell: a system may report a failed write once only.
+
+    It ends the process (fd.c: data_sync_elevel).
+    """
+
+    default_sqlstate = "58030"
 
 
 class Spool:
@@ -166,6 +176,7 @@ class SpoolWriter(Spool):
         self._unsynced: list[int] = []
         """Descriptors of whole segments that are not on disk yet."""
         self._names_synced = True
+        self._failure: SyncFailure | None = None
         files.remove_all(directory, _ASIDE)
         self._sync_what_is_there()
 
@@ -191,7 +202,12 @@ class SpoolWriter(Spool):
             view = view[written:]
 
     def sync(self, lsn: int) -> None:
-        """Make durable what was written up to `lsn`; may run beside `write`, in a thread."""
+        """Make durable what was written up to `lsn`; may run beside `write`, in a thread.
+
+        Raises SyncFailure, and then again whenever it is called.
+        """
+        if self._failure is not None:
+            raise self._failure
         # The last segment first: `write` may go on to the next one at any moment, and the last is whole then.
         number = self._number
         last = os.dup(number) if number >= 0 else -1
@@ -204,10 +220,14 @@ class SpoolWriter(Spool):
                         os.fsync(one)
             if not names:
                 files.sync_directory(self.directory)
-        except BaseException:
+        except FileFailure as error:
             self._unsynced = [*whole, *self._unsynced]
-            self._names_synced = False
-            raise
+            self._failure = SyncFailure(
+                error.message,
+                detail="WAL that was received may not be on disk.",
+                hint="Look at the disk. The upstream server keeps what was not reported as flushed.",
+            )
+            raise self._failure from error
         finally:
             if last >= 0:
                 os.close(last)

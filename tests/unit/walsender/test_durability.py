@@ -8,6 +8,8 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +18,8 @@ from pubsub.errors import DataCorrupted, DuplicateObject, NotInPrerequisiteState
 from pubsub.reorderbuffer.files import DiskFull, FileFailure
 from walsender import checked_files
 from walsender.feed.commits import Commits
-from walsender.feed.spool import Spool, SpoolWriter
+from walsender.feed.feed import Feed
+from walsender.feed.spool import Spool, SpoolWriter, SyncFailure
 from walsender.slots.slot import Slot, SlotStore
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import format_of_version
@@ -271,6 +274,30 @@ def test_a_segment_that_ends_during_a_sync_is_part_of_it(tmp_path: Path, monkeyp
     synced.meanwhile = lambda: spool.write(3 * SEGMENT, b"x")
     spool.sync(2 * SEGMENT + 100)
     assert {f"{SEGMENT:016X}", f"{2 * SEGMENT:016X}", tmp_path.name} <= set(synced.names)
+
+
+async def test_what_could_not_be_made_durable_ends_the_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux tells of a write that failed once: a second fsync said that all was on disk, and the server let the WAL go."""
+    (tmp_path / "wal").mkdir()
+    spool = SpoolWriter(tmp_path / "wal", SEGMENT)
+    spool.write(SEGMENT, DATA)
+    fsync = os.fsync
+
+    def failing(_number: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        raise OSError(errno.EIO, "Input/output error")
+
+    feed = Feed("", tmp_path, SlotStore(tmp_path / "slots", 1))
+    feed.spool = spool
+    feed._reader = cast(Any, SimpleNamespace(position=END, received=END))
+    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr("walsender.feed.feed._SYNC", 0)
+    with pytest.raises(SyncFailure, match="could not fsync"):
+        await asyncio.wait_for(feed._keep_house(), 60)
+    with pytest.raises(SyncFailure):
+        spool.sync(END)
+    assert spool.synced == 0
+    spool.close()
 
 
 def test_what_a_killed_process_has_written_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
