@@ -221,9 +221,12 @@ class SubscriptionRel:
 
     @property
     def masked(self) -> tuple[str, ...]:
-        """The columns of its Delta table that are masked."""
-        masks = {number for number, _ in self._attributes().get("masks", ())}
-        return tuple(column[1] for column in self._attributes().get("columns", ()) if column[0] in masks)
+        """The columns of its Delta table that are masked, also if the publisher has dropped them."""
+        known = self._attributes()
+        masks = {number for number, _ in known.get("masks", ())}
+        return tuple(
+            name for number, name, *_ in (*known.get("columns", ()), *known.get("kept", ())) if number in masks
+        )
 
     @property
     def column_types(self) -> dict[str, tuple[int, int]]:

@@ -294,7 +294,9 @@ def _require_same_columns(
         destination.table.closed and not described.choice.names.issuperset(column.name for column in now)
     ):
         raise NotInPrerequisiteState("its options columns and exclude were changed: RESYNC TABLE makes them hold")
-    if described.target.masks != destination.table.masks:
+    masks, wanted = destination.table.masks, described.target.masks
+    there = {name: rule for name, rule in masks.rules.items() if name in described.target.schema.names}
+    if there != wanted.rules or (wanted.are_keyed and masks.fingerprint != wanted.fingerprint):
         raise NotInPrerequisiteState("its option mask was changed: RESYNC TABLE makes it hold")
     if described.target.key != destination.table.key:
         raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")

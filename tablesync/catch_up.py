@@ -18,6 +18,7 @@ from apply.handover import Handover
 from apply.pipeline.interfaces import Course
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
+from apply.schema_changes import attributes
 from apply.schema_changes.follow import load
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
 from apply.worker_statistics import Figures
@@ -28,6 +29,7 @@ from pubsub import faults
 from pubsub.delta import table as delta
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
+from pubsub.masks import NO_MASKS
 from pubsub.protocol import commands
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import replication, snapshots
@@ -115,7 +117,11 @@ class CatchUp:
             table = await self._table.describe(connection, "", INVALID_LSN)
             await connection.execute("COMMIT")
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
-        same = target.key == table.target.key and all(field in target.schema for field in table.target.schema)
+        known = attributes.stored(relation.definition)
+        # By another text of the option mask rows would be masked otherwise than the others.
+        as_masked = table.target.masks == (NO_MASKS if known is None else known.masked)
+        same_key = target.key == table.target.key
+        same = same_key and as_masked and all(field in target.schema for field in table.target.schema)
         window = Window(
             relation,
             until,

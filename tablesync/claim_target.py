@@ -68,11 +68,13 @@ async def claim_target(
                 hint="Move it away, use WITH (copy_data = false), or choose another target.",
             )
         await asyncio.to_thread(delta.check_columns, target)
-        await engine.run_without_spark(
-            engine.transactions.change_properties,
-            target.path,
-            lambda before: {**checkpoints, **before, **identity, **delta.mode_of(target), **_mask_key(target)},
-        )
+
+        def claim(before: Mapping[str, str]) -> dict[str, str]:
+            # Attributes of another subscription's copy, which may have the value with which a column began.
+            kept = {name: value for name, value in before.items() if name != attributes.PROPERTY}
+            return {**checkpoints, **kept, **identity, **delta.mode_of(target), **_mask_key(target)}
+
+        await engine.run_without_spark(engine.transactions.change_properties, target.path, claim)
         return
     elif not subscription.options.create_tables:
         raise UndefinedTable(

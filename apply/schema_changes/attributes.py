@@ -96,9 +96,13 @@ class Attributes:
 
     @property
     def masked(self) -> Masks:
-        """The masks of the Delta table's columns."""
-        found = {column.name: self.masks[column.number] for column in self.columns if column.number in self.masks}
+        """The masks of the Delta table's columns, also of those that the publisher has dropped: rows from before may still come."""
+        found = {name: self.masks[number] for number, name in self.names.items() if number in self.masks}
         return Masks(found, self.fingerprint)
+
+    def treatment(self, number: int) -> MaskRule | bool:
+        """Return what the table gets of the values of a column: its mask, or whether it gets them."""
+        return self.masks.get(number, True) if number in self.by_number else False
 
     @property
     def by_number(self) -> Mapping[int, Attribute]:
@@ -279,6 +283,13 @@ def identify(
             found[place] = column.attnum
         else:
             open_columns.append(column)
+    if known.left_out is not None and shape != shape_of_columns(live):
+        # The catalog is newer than the message.  A transaction with a lower xid may still have taken the table later, and given the
+        # name of a column that is left out or masked to another one.
+        for place, number in found.items():
+            named = before.get(shape[place][0], number)
+            if named != number and known.treatment(named) != known.treatment(number):
+                return None
     # Known columns that have been dropped since: their places belong to no other column.
     gone = {
         place: before[name]
@@ -286,11 +297,14 @@ def identify(
         if place not in found and name in before and before[name] not in alive
     }
     if known.left_out is not None:
-        # A column that is left out may have had the name of one that the table gets: both are gone now.
-        lost = ({one.number for one in known.left_out} | set(range(known.count + 1, count + 1))) - alive
+        # A column that is left out, or masked in another way, may have had the name of one that the table gets: both are gone now.
+        left_out = {one.number for one in known.left_out} | set(range(known.count + 1, count + 1))
         replicated = known.by_number
-        if any(n in replicated and any(_in_order(at, other, found) for other in lost) for at, n in gone.items()):
-            return None
+        for at, number in gone.items():
+            masked_otherwise = {one for one in replicated if known.treatment(one) != known.treatment(number)}
+            lost = (left_out | masked_otherwise - set(gone.values())) - alive
+            if number in replicated and any(_in_order(at, other, found) for other in lost):
+                return None
     dead = _fill_gaps(len(shape), found, gone, known, alive, count)
     for column in open_columns:
         if column.attnum in found.values():

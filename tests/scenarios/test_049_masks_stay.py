@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from pubsub.delta.table import properties
 from pubsub.masks import VARIABLE
 from tests.support.captured_logs import captured_logs
-from tests.support.masks import CLEAR, KEY, assert_masked, assert_nowhere
+from tests.support.masks import CLEAR, KEY, assert_masked, assert_nowhere, hashed
 from tests.support.replica import Replica, wait_until
 
 
@@ -211,3 +212,46 @@ def test_a_masked_column_joins_the_key(replica: Replica) -> None:
         lambda: 'column "w" of table "public.t" cannot be masked by redact: it is part of the key' in replica.error(),
         "the table to stop",
     )
+
+
+@pytest.mark.parametrize("mode", ["mirror", pytest.param("history", marks=pytest.mark.full)])
+def test_a_column_that_is_dropped_stays_masked(replica: Replica, logged: list[Any], mode: str) -> None:
+    """Its rows from before come in one batch with the message that does without it."""
+    replica.execute(
+        "CREATE TABLE users (id int PRIMARY KEY, email text, phone text, name text); CREATE PUBLICATION p FOR TABLE users"
+    )
+    replica.subscribe(mask="'public.users (email hash, phone null)'", mode=f"'public.users ({mode})'")
+    replica.caught_up()
+    replica.alter("DISABLE")
+    replica.execute(
+        f"INSERT INTO users VALUES (1, '{CLEAR}', '{CLEAR}', 'a')",
+        f"UPDATE users SET email = '{CLEAR}2' WHERE id = 1",
+        "ALTER TABLE users DROP COLUMN email, DROP COLUMN phone",
+        "INSERT INTO users VALUES (2, 'b')",
+    )
+    replica.alter("ENABLE")
+    replica.caught_up()
+    found = {(row["id"], row["email"], row["phone"]) for row in replica.rows("users")}
+    assert {(1, hashed(f"{CLEAR}2"), None), (2, None, None)} <= found
+    assert_nowhere(replica, logged, CLEAR)
+
+
+@pytest.mark.full
+def test_a_table_of_another_subscription_gives_no_starting_value(replica: Replica) -> None:
+    """It is empty, and its properties had the value with which a column began."""
+    replica.execute(
+        "CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1); CREATE PUBLICATION p FOR TABLE users"
+    )
+    replica.subscribe(target="'shared'")
+    replica.caught_up()
+    replica.execute(f"ALTER TABLE users ADD email text DEFAULT '{CLEAR}'; INSERT INTO users VALUES (2)")
+    replica.assert_equal("users")
+    path = replica.path("users")
+    assert CLEAR in str(properties(path))
+    replica.execute("TRUNCATE users")
+    replica.assert_equal("users")
+    replica.drop()
+    replica.subscribe(target="'shared'", mask="'public.users (email hash)'")
+    assert_masked(replica, "users", {"email": "hash"})
+    assert replica.path("users") == path
+    assert CLEAR not in str(properties(path))

@@ -72,7 +72,10 @@ def parse_copy(
             ),
         )
     except pa.ArrowInvalid as error:
-        raise ProtocolViolation("the copy's output is not CSV of the expected columns", detail=str(error)) from error
+        # Its text has the row.
+        raise ProtocolViolation(
+            "the copy's output is not CSV of the expected columns", detail=None if hidden else str(error)
+        ) from (None if hidden else error)
     del text  # a value may take a gigabyte, and its conversion as much again
     return pa.RecordBatch.from_arrays(
         [_column(table, fields, position, hidden) for position in range(len(fields))], schema=fields

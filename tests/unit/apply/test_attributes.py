@@ -19,6 +19,7 @@ from apply.schema_changes.attributes import (
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition
+from pubsub.sql.mask_rules import MaskRule
 
 INT, TEXT = 23, 25
 NOW = 700
@@ -144,3 +145,33 @@ def test_a_column_that_is_left_out_under_the_name_of_one_that_is_gone() -> None:
     )
     shape = (*shape, ("ssn", INT, -1))
     assert identify(shape, before, live("1 id, 3 ssn"), 3, NOW) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("sent", "now", "numbers"),
+    [
+        # Dropped, and its name taken by the masked one, before the table was dropped, or that column.
+        ("id, name", "", None),
+        ("id, name", "1 id", None),
+        # Both renamed, and dropped.
+        ("id, name, t", "1 id", None),
+        # They have their names.
+        ("id, email, name", "1 id", (1, 2, 3)),
+        ("id, email", "1 id", None),
+        ("id, email", "1 id, 3 name later", None),
+        ("id, email, name", "1 id, 3 name", (1, 2, 3)),
+        # An ALTER TABLE in a transaction with a lower xid that took the table's lock later; and one that the message has seen.
+        ("id, email, name, c", "1 id, 3 email, 4 c", None),
+        ("id, name, email, c", "1 id, 2 name, 3 email, 4 c", (1, 2, 3, 4)),
+        ("id, email, c", "1 id, 3 email, 4 c", (1, 3, 4)),
+    ],
+)
+def test_a_masked_column_under_the_name_of_one_that_is_gone(sent: str, now: str, numbers: Numbers | None) -> None:
+    before = replace(known("1 id, 2 email, 3 name"), left_out=(), masks={2: MaskRule("hash")})
+    assert identify(message(sent), before, live(now), 4 if "c" in sent else 3, NOW) == numbers
+
+
+def test_a_masked_column_that_is_dropped_stays_masked() -> None:
+    """The Delta table keeps it, and rows from before may still come."""
+    before = replace(known("1 id, 3 name"), kept=((2, "email"),), left_out=(), masks={2: MaskRule("hash")})
+    assert before.masked.rules == {"email": MaskRule("hash")}
