@@ -14,6 +14,9 @@ from tests.support.captured_logs import captured_logs
 from tests.support.masks import CLEAR, KEY, assert_masked, assert_nowhere, hashed
 from tests.support.replica import Replica, wait_until
 
+#: A value that is in the catalog of the node, which the tests share, until its column is masked.
+OPEN = "OpenText"
+
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +126,7 @@ def test_a_table_that_is_made_anew_while_the_slot_is_lost(replica: Replica, logg
     replica.execute(f"INSERT INTO users VALUES (2, '{CLEAR}', '707{CLEAR}', '{CLEAR}')")
     assert_masked(replica, "users", {"social": "hash", "pin": "truncate 3"})
     assert set(columns(replica, "users")) == {"id", "pin", "social"}
-    assert_nowhere(replica, logged, CLEAR, "7070")
+    assert_nowhere(replica, logged, CLEAR, "70707071")
 
 
 @pytest.mark.full
@@ -158,15 +161,15 @@ def test_the_value_of_older_rows_goes_from_the_delta_tables_properties(
     replica.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t")
     replica.subscribe()
     replica.caught_up()
-    replica.execute(f"ALTER TABLE t ADD COLUMN v text DEFAULT '{CLEAR}'; INSERT INTO t VALUES (2)")
+    replica.execute(f"ALTER TABLE t ADD COLUMN v text DEFAULT '{OPEN}'; INSERT INTO t VALUES (2)")
     replica.caught_up()
-    assert CLEAR in str(DeltaTable(replica.path("t")).metadata().configuration)
+    assert OPEN in str(DeltaTable(replica.path("t")).metadata().configuration)
     replica.alter(f"SET ({option})")
     before = replica.relation("t").copy_generation
     replica.alter("RESYNC TABLE public.t")
     replica.until_copied("t", before)
     replica.caught_up()
-    assert CLEAR not in str(DeltaTable(replica.path("t")).metadata().configuration)
+    assert OPEN not in str(DeltaTable(replica.path("t")).metadata().configuration)
     replica.execute("INSERT INTO t VALUES (3)")
     assert_masked(replica, "t", {"v": left})
 
@@ -244,14 +247,14 @@ def test_a_table_of_another_subscription_gives_no_starting_value(replica: Replic
     )
     replica.subscribe(target="'shared'")
     replica.caught_up()
-    replica.execute(f"ALTER TABLE users ADD email text DEFAULT '{CLEAR}'; INSERT INTO users VALUES (2)")
+    replica.execute(f"ALTER TABLE users ADD email text DEFAULT '{OPEN}'; INSERT INTO users VALUES (2)")
     replica.assert_equal("users")
     path = replica.path("users")
-    assert CLEAR in str(properties(path))
+    assert OPEN in str(properties(path))
     replica.execute("TRUNCATE users")
     replica.assert_equal("users")
     replica.drop()
     replica.subscribe(target="'shared'", mask="'public.users (email hash)'")
     assert_masked(replica, "users", {"email": "hash"})
     assert replica.path("users") == path
-    assert CLEAR not in str(properties(path))
+    assert OPEN not in str(properties(path))

@@ -181,6 +181,7 @@ def test_the_archive_has_a_hole(replica: Followed, archive: Path) -> None:
         replica.execute("UPDATE t SET n = n + 1")
         ((name,),) = replica.query("SELECT pg_walfile_name(pg_switch_wal())")
     replica.lose_the_slot()
+    wait_until((archive / name).exists, "the file in the archive")
     (archive / name).rename(archive / "aside")
     replica.alter("ENABLE")
     found = failure(replica, name)
