@@ -282,8 +282,7 @@ def _require_same_columns(
 
     The stream knows columns by their numbers.  It would drop or rename what was written under a name that another column has now.
     """
-    stored = attributes.stored(relation.definition)
-    known = attributes.newer(properties, destination.app_id, stored) or stored
+    known = attributes.current(relation.definition, properties, destination.app_id)
     for name in described.target.schema.names:
         if name not in destination.table.schema.names:
             raise NotInPrerequisiteState(f'column "{name}" was added at the publisher, and not here yet')

@@ -82,8 +82,7 @@ def row_form(
             "the publications do not publish the table any more",
             f'ALTER SUBSCRIPTION … REFRESH PUBLICATION takes "{relation.qualified_name}" out of the subscription.',
         )
-    stored = attributes.stored(relation.definition)
-    known = attributes.newer(target.properties, app_id, stored) or stored
+    known = attributes.current(relation.definition, target.properties, app_id)
     columns = replicated(known, definition.published(table.attnames))
     absent = [column.name for column in columns if column.name not in target.schema.names]
     if absent:

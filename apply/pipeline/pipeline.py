@@ -106,12 +106,7 @@ class Pipeline:
             Ahead(whole, writers, whole.origin, ahead, self._using_buffer) if ahead and whole is not None else None
         )
         self.dispatcher = Dispatcher(
-            course.start,
-            buffer,
-            sent_from=course.sent_from,
-            parallel=parallel,
-            skip=course.skip,
-            ahead=self._ahead,
+            course.start, buffer, sent_from=course.sent_from, parallel=parallel, skip=course.skip, ahead=self._ahead
         )
         self.figures = figures
         figures.queue_limit = limits.memory

@@ -100,10 +100,6 @@ class Attributes:
         found = {name: self.masks[number] for number, name in self.names.items() if number in self.masks}
         return Masks(found, self.fingerprint)
 
-    def treatment(self, number: int) -> MaskRule | bool:
-        """Return what the table gets of the values of a column: its mask, or whether it gets them."""
-        return self.masks.get(number, True) if number in self.by_number else False
-
     @property
     def by_number(self) -> Mapping[int, Attribute]:
         return {column.number: column for column in self.columns}
@@ -194,6 +190,12 @@ def newer(properties: Mapping[str, str], app_id: str, than: Attributes | None) -
     return said
 
 
+def current(definition: str | None, properties: Mapping[str, str], app_id: str) -> Attributes | None:
+    """Return the attributes of the copy `app_id` that hold now: the Delta table's, or those of the catalog's definition."""
+    held = stored(definition)
+    return newer(properties, app_id, held) or held
+
+
 def named_otherwise(known: Attributes | None, columns: Sequence[ColumnDefinition]) -> list[str]:
     """Return the names of those of the publisher's columns that the Delta table does not have under these names.
 
@@ -275,6 +277,8 @@ def identify(
     places = {name: place for place, (name, _, _) in enumerate(shape)}
     before = known.published
     alive = {column.attnum for column in live}
+    # What the table gets of each column's values: the mask, or True for all of them.
+    gets: Mapping[int, MaskRule | bool] = {one.number: known.masks.get(one.number, True) for one in known.columns}
     found: dict[int, int] = {}  # place in the message ► number
     open_columns: list[ColumnDefinition] = []
     for column in live:
@@ -288,7 +292,7 @@ def identify(
         # name of a column that is left out or masked to another one.
         for place, number in found.items():
             named = before.get(shape[place][0], number)
-            if named != number and known.treatment(named) != known.treatment(number):
+            if named != number and gets.get(named, False) != gets.get(number, False):
                 return None
     # Known columns that have been dropped since: their places belong to no other column.
     gone = {
@@ -299,11 +303,10 @@ def identify(
     if known.left_out is not None:
         # A column that is left out, or masked in another way, may have had the name of one that the table gets: both are gone now.
         left_out = {one.number for one in known.left_out} | set(range(known.count + 1, count + 1))
-        replicated = known.by_number
         for at, number in gone.items():
-            masked_otherwise = {one for one in replicated if known.treatment(one) != known.treatment(number)}
+            masked_otherwise = {one for one, rule in gets.items() if rule != gets.get(number, False)}
             lost = (left_out | masked_otherwise - set(gone.values())) - alive
-            if number in replicated and any(_in_order(at, other, found) for other in lost):
+            if number in gets and any(_in_order(at, other, found) for other in lost):
                 return None
     dead = _fill_gaps(len(shape), found, gone, known, alive, count)
     for column in open_columns:

@@ -1,4 +1,4 @@
-"""mask: columns stay masked under other names, in copies that nobody asked for, and until RESYNC TABLE says otherwise."""
+"""mask: columns stay masked under other names, in automatic copies, and until RESYNC TABLE says otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def columns(replica: Replica, table: str) -> list[str]:
 
 @pytest.mark.full
 def test_nothing_unmasks_a_column_unasked(replica: Replica, logged: list[Any]) -> None:
-    """Other names of columns and table, columns that come later, copies that nobody asked for, and another text."""
+    """Other names of columns and table, columns that come later, automatic copies, and another text."""
     replica.execute(
         "CREATE TABLE users (id int PRIMARY KEY, name text, ssn text, note text, n int); CREATE PUBLICATION p FOR ALL TABLES;"
         f"INSERT INTO users SELECT g, 'name', '{CLEAR}' || g, 'note', g FROM generate_series(1, 9) g"
@@ -65,7 +65,7 @@ def test_nothing_unmasks_a_column_unasked(replica: Replica, logged: list[Any]) -
         replica.caught_up()
         assert_masked(replica, table, {name: "hash"})
     assert columns(replica, "people") == ["id", "name", "hidden", "social", "n"]
-    # Copies that nobody asked for.
+    # Automatic copies.
     before = replica.relation("people").copy_generation
     replica.execute(
         f"ALTER TABLE people ALTER n TYPE text USING 'n'; UPDATE people SET hidden = '{CLEAR}c' WHERE id = 5"

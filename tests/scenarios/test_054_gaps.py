@@ -196,36 +196,25 @@ def test_the_archive_has_a_hole(replica: Followed, archive: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_archive_is_away(replica: Followed, archive: Path) -> None:
-    """That is no missing segment: tables are not copied anew because of it."""
+@pytest.mark.parametrize("left", ["nothing", "an empty directory"])
+def test_the_archive_is_away(replica: Followed, archive: Path, left: str) -> None:
+    """That is no missing segment, nor is one that is not mounted: tables are not copied anew because of it."""
     replica.subscribe(on_slot_loss="resync")
     generations = replica.generations()
     replica.alter("DISABLE")
     replica.execute("UPDATE t SET n = 1")
     replica.lose_the_slot()
     archive.rename(archive.with_name("elsewhere"))
-    replica.alter("ENABLE")
-    found = failure(replica, f'could not open directory "{archive}": No such file or directory')
+    if left == "nothing":
+        replica.alter("ENABLE")
+        found = failure(replica, f'could not open directory "{archive}": No such file or directory')
+    else:
+        archive.mkdir()
+        replica.alter("ENABLE")
+        found = failure(replica, "could not fill the gap")
+        assert "mounted" in found["hint"]
+        archive.rmdir()
     assert found["error"].startswith("could not fill the gap")
-    archive.with_name("elsewhere").rename(archive)
-    replica.goes_on()
-    assert replica.generations() == generations, "a table was copied"
-
-
-@pytest.mark.full
-def test_the_archive_is_not_mounted(replica: Followed, archive: Path) -> None:
-    """Its directory is empty: that is no missing segment, either."""
-    replica.subscribe(on_slot_loss="resync")
-    generations = replica.generations()
-    replica.alter("DISABLE")
-    replica.execute("UPDATE t SET n = 1")
-    replica.lose_the_slot()
-    archive.rename(archive.with_name("elsewhere"))
-    archive.mkdir()
-    replica.alter("ENABLE")
-    found = failure(replica, "could not fill the gap")
-    assert "mounted" in found["hint"]
-    archive.rmdir()
     archive.with_name("elsewhere").rename(archive)
     replica.goes_on()
     assert replica.generations() == generations, "a table was copied"

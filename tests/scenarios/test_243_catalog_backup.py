@@ -50,6 +50,12 @@ def remove_catalog(home: Path) -> None:
         file.unlink()
 
 
+def lose_and_restore(home: Path, file: Path) -> None:
+    remove_catalog(home)
+    code, output = run(home, "catalog", "restore", str(file))
+    assert code == 0, output
+
+
 @pytest.mark.full
 def test_backup_and_restore(subscribed: Subscribed, tmp_path: Path) -> None:
     daemon, home = subscribed.daemon, subscribed.daemon.home
@@ -83,9 +89,7 @@ def test_backup_and_restore(subscribed: Subscribed, tmp_path: Path) -> None:
 
     # Lost after the daemon had ended, and restored: it goes on, with nothing copied again.
     backup(home, late)
-    remove_catalog(home)
-    code, output = run(home, "catalog", "restore", str(late))
-    assert code == 0, output
+    lose_and_restore(home, late)
     backup(home, other)
     rest = [file.read_bytes().split(b"\n", 1)[1] for file in (late, other)]
     assert len(rest[0]) == len(rest[1])
@@ -105,9 +109,7 @@ def test_an_older_backup_is_refused_by_the_slot(subscribed: Subscribed, tmp_path
     subscribed.write(3)
     subscribed.caught_up()
     assert daemon.terminate() == 0
-    remove_catalog(home)
-    code, output = run(home, "catalog", "restore", str(tmp_path / "early"))
-    assert code == 0, output
+    lose_and_restore(home, tmp_path / "early")
     daemon.start()
     wait_until(lambda: daemon.said("where the subscription stands"), "the slot to be refused")
     daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} RESYNC TABLE a, keyless")
@@ -127,9 +129,7 @@ def test_tables_that_were_copied_since_the_backup(subscribed: Subscribed, tmp_pa
         daemon.execute(resync)
         subscribed.caught_up()
     assert daemon.terminate() == 0
-    remove_catalog(home)
-    code, output = run(home, "catalog", "restore", str(tmp_path / "early"))
-    assert code == 0, output
+    lose_and_restore(home, tmp_path / "early")
     daemon.start()
     wait_until(lambda: daemon.said("where the subscription stands"), "the slot to be refused")
     daemon.execute(resync)

@@ -262,7 +262,7 @@ def test_catalogs_from_behind_the_wal_that_is_there_are_removed(tmp_path: Path) 
     [
         (1200, 1150, True, "read"),  # all that it needs is in the spool
         (1200, 900, True, 800),
-        (1200, 900, False, "read"),  # raises there: nobody has that WAL
+        (1200, 900, False, "read"),  # raises there: that WAL is nowhere
         (1200, 1200, True, 800),  # it is not known from which checkpoint on they could be read
         (1700, 1150, True, 1600),
         (700, 600, True, "read"),
@@ -331,7 +331,7 @@ async def test_catalogs_of_another_database_are_not_used(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stays", [False, True])
 async def test_a_client_that_leaves_while_its_pass_is_prepared(stays: bool) -> None:
-    """A pass that was made for it alone was never removed, and read all that came for nobody."""
+    """A pass that was made for it alone was never removed, and went on reading all that came."""
     streams = [SimpleNamespace(subscriber=SimpleNamespace(ending=None), restart=5, redo=1) for _ in range(2)]
     for stream in streams:
         stream.request = SimpleNamespace(failover=False)

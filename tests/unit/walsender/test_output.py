@@ -92,7 +92,7 @@ def test_a_large_transaction_is_sent_in_steps(is_published: bool) -> None:
 
 
 def test_a_subscriber_that_begins_behind_a_message_does_not_get_it() -> None:
-    """A stream's position after a message is the end of its record; whoever began there got the message again."""
+    """A stream's position after a message is the end of its record; one that began there got the message again."""
     did: list[object] = []
 
     class Saying(Plugin):
