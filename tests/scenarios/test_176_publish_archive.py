@@ -348,3 +348,34 @@ def test_a_command_that_hangs_holds_no_end_up(
     os.kill(publish.pid, signal.SIGTERM)
     assert publish.wait(120) == 130, "ended before it has made its slot"
     assert not Path(f"/proc/{begun.read_text().strip()}").exists(), "the command has ended, too"
+
+
+@pytest.mark.full
+def test_a_command_that_takes_long_holds_up_no_other_stream(
+    upstream: EmbeddedPostgres, archive: Path, tmp_path: Path, make: Callable[..., Publish]
+) -> None:
+    """One process decodes a database for all its streams; another slot's WAL is in the spool."""
+    writer = Writer(upstream)
+    writer.write()
+    start = writer.lsn
+    writer.write()
+    writer.forget()
+    closed = tmp_path / "closed"
+    command = f"echo x >> {tmp_path}/asked; while test -e {closed}; do sleep 0.05; done; cp {archive}/%f %p"
+    publish = make("--restore-command", command, "--slot", "past", "--plugin", "test_decoding", "--start", start)
+    wait_until(lambda: publish.query("SELECT slot_name FROM pg_replication_slots") == [("past",)], "the slot is there")
+    publish.execute("SELECT pg_create_logical_replication_slot('now', 'test_decoding')")
+    with Follower(publish.conninfo, "now") as now:
+        writer.write(1)
+        wait_until(lambda: now.ids or now.error, "the new slot follows")
+        closed.touch()
+        (tmp_path / "asked").unlink()
+        with Follower(publish.conninfo, "past") as past:
+            wait_until((tmp_path / "asked").exists, "the archive is asked for the past")
+            writer.write(2)
+            wait_until(lambda: len(now.ids) == 3 or now.error, "what is written meanwhile has come")
+            assert (past.ids, past.error) == ([], None)
+            closed.unlink()
+            wait_until(lambda: len(past.ids) == 8 or past.error, "the past has come, too")
+    assert (past.ids, past.error) == (list(range(6, 14)), None)
+    assert (now.ids, now.error) == ([11, 12, 13], None)

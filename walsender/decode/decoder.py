@@ -261,7 +261,7 @@ class Decoder:
         txn = part.txn
         if self.ahead is None or not txn.catalog_xids:
             return True
-        return self.ahead.rolled_back(txn.catalog_xids & txn.xids, self._here(), can_wait=True) is False
+        return self.ahead.rolled_back(txn.catalog_xids & txn.xids, self._here()) is False
 
     def _drop(self, assembly: Assembly) -> None:
         self._assemblies.remove(assembly)
@@ -622,11 +622,11 @@ class Decoder:
         time = prepared.origin_time or prepared.time
         origin = self._origin(record.origin, prepared.origin_lsn)
         ending = Ending(record.lsn, record.end_lsn, time, origin, prepared.gid)
-        # What was done with a catalog that is rolled back by now is not sent, as in ReorderBufferProcessTXN.
+        # What was done with a catalog that is known to be rolled back is not sent, as in ReorderBufferProcessTXN.
         gone = (
             self.ahead is not None
             and bool(txn.catalog_xids)
-            and self.ahead.rolled_back({txn.xid}, self._here(), can_wait=False)
+            and self.ahead.rolled_back({txn.xid}, self._here()) is True
         )
         for part in parts:
             part.two_phase = True
@@ -775,7 +775,7 @@ class Decoder:
 class RolledBack(Protocol):
     """See ahead.Ahead."""
 
-    def rolled_back(self, xids: Iterable[int], position: int, *, can_wait: bool) -> bool | None: ...
+    def rolled_back(self, xids: Iterable[int], position: int) -> bool | None: ...
 
 
 def _part_of(txn: Txn | None, assembly: Assembly) -> Part | None:

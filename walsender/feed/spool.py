@@ -72,7 +72,7 @@ class Spool:
                 lsn = position + len(data)
             if lsn >= end:
                 return
-            self._open_archived(lsn)
+            self.adopt(lsn, self.fetch(lsn))
 
     def read_kept(self, lsn: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Yield (LSN, bytes) from `lsn` up to `end`, or up to the first byte that is not there."""
@@ -83,6 +83,28 @@ class Spool:
                 return
             yield lsn, data
             lsn += len(data)
+
+    def fetch(self, lsn: int) -> int:
+        """Return a descriptor of the segment that holds `lsn`, from the archive; may run beside `read_kept`, in a thread.
+
+        Raises as `read` does.
+        """
+        archive = Archive.of(self.directory)
+        if archive is None:
+            raise WalMissing("WAL that was kept here has been removed", lsn)
+        number = archive.fetch(lsn, self.stop)
+        if number is None:
+            raise WalMissing(
+                f"requested WAL segment {archive.name(lsn)} has already been removed",
+                lsn,
+                detail="Neither the spool nor the archive has it.",
+            )
+        return number
+
+    def adopt(self, lsn: int, number: int) -> None:
+        """Read the segment that holds `lsn` from a descriptor of `fetch`, which is closed here in the end."""
+        self.close()
+        self._reading = (lsn - lsn % self._size, number)
 
     def size(self) -> int:
         """Return the bytes on disk."""
@@ -112,20 +134,6 @@ class Spool:
                 return data
             # It has just been compressed, or removed.
         return b""
-
-    def _open_archived(self, lsn: int) -> None:
-        archive = Archive.of(self.directory)
-        if archive is None:
-            raise WalMissing("WAL that was kept here has been removed", lsn)
-        number = archive.fetch(lsn, self.stop)
-        if number is None:
-            raise WalMissing(
-                f"requested WAL segment {archive.name(lsn)} has already been removed",
-                lsn,
-                detail="Neither the spool nor the archive has it.",
-            )
-        self.close()
-        self._reading = (lsn - lsn % self._size, number)
 
     def _open_plain(self, start: int) -> bool:
         path = self._path(start)

@@ -12,6 +12,7 @@ from typing import Final
 from walsender.feed.commits import IRRELEVANT
 from walsender.feed.spool import Spool
 from walsender.hot.walk import Skim
+from walsender.streaming.spool_reader import SpoolReader
 from walsender.xlog import formats as f
 from walsender.xlog.formats import Rmgr
 from walsender.xlog.geometry import Geometry
@@ -20,7 +21,7 @@ from walsender.xlog.record import parse_record
 from walsender.xlog.xact import parse_end
 
 _NEAR: Final = 32 << 20
-"""Bytes of WAL that are looked through for a transaction that can wait."""
+"""Bytes of WAL that are looked through for a transaction."""
 _ABORTS: Final = frozenset({f.XLOG_XACT_ABORT, f.XLOG_XACT_ABORT_PREPARED})
 
 
@@ -29,34 +30,35 @@ class Ahead:
 
     def __init__(self, spool: Spool, geometry: Geometry, tip: Callable[[], int]) -> None:
         self._tip = tip
-        self._spool = spool
+        self._spool = SpoolReader(spool)
         self._reader = WalReader(geometry, 0)
         self._rolled_back: dict[int, int] = {}
         """The (sub)transactions, each with the LSN of the record that says so."""
 
-    def rolled_back(self, xids: Iterable[int], position: int, *, can_wait: bool) -> bool | None:
+    def rolled_back(self, xids: Iterable[int], position: int) -> bool | None:
         """Return whether one of them is rolled back after `position`, where a record begins.
 
-        None, where it `can_wait`: there is much WAL to be read before this is known.
+        None: there is much WAL to be read, or a segment to be fetched from the archive, before this is known.
         """
-        if can_wait and self._tip() - position > _NEAR:
+        if self._tip() - position > _NEAR:
             return None
         self._rolled_back = {xid: lsn for xid, lsn in self._rolled_back.items() if lsn >= position}
         if self._reader.position < position:
             self._reader = WalReader(self._reader.geometry, position)
             self._reader.walk = Skim(IRRELEVANT)
-        self._look()
-        return any(xid in self._rolled_back for xid in xids)
+        is_known = self._look()
+        return any(xid in self._rolled_back for xid in xids) or (False if is_known else None)
 
     def close(self) -> None:
         self._spool.close()
 
-    def _look(self) -> None:
-        reader = self._reader
+    def _look(self) -> bool:
+        """Read on; return whether the tip was reached."""
+        reader, tip = self._reader, self._tip()
         if reader.received < reader.position:
             # A segment ended early (XLOG_SWITCH).
             reader.restart_at(reader.position)
-        for start, piece in self._spool.read(reader.received, self._tip()):
+        for start, piece in self._spool.read(reader.received, tip):
             reader.feed(start, piece)
             for data, offset, length, lsn, xid, info, rmgr in reader.records():
                 if rmgr == Rmgr.XACT and info & f.XLOG_XACT_OPMASK in _ABORTS:
@@ -64,3 +66,4 @@ class Ahead:
                     end = parse_end(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr), reader.format)
                     for one in (end.twophase_xid or xid, *end.subxids):
                         self._rolled_back[one] = lsn
+        return reader.received >= tip

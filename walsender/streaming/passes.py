@@ -29,6 +29,7 @@ from walsender.historic.upstream import SessionTexts
 from walsender.plugin_request import PluginMaker, PluginRequest
 from walsender.streaming.ahead import Ahead
 from walsender.streaming.fanout import Fanout
+from walsender.streaming.spool_reader import SpoolReader
 from walsender.streaming.subscriber import STOPPED, Subscriber
 from walsender.xlog.formats import format_of_version
 from walsender.xlog.geometry import Geometry
@@ -58,7 +59,8 @@ class Pass:
 
     `limited`: it is for failover slots, which wait for standbys.
 
-    `make_room` makes a directory for spilled changes.  `on_warning` gets what a plugin warns a subscriber of.
+    `make_room` makes a directory for spilled changes.  `on_warning` gets what a plugin warns a subscriber of.  `on_fetched` is
+    called when WAL has come from the archive: there is more to do.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Pass:
         work_mem: int,
         make_room: Callable[[], Path],
         on_warning: Warned,
+        on_fetched: Callable[[], None] = lambda: None,
         *,
         limited: bool = False,
     ) -> None:
@@ -93,7 +96,7 @@ class Pass:
         self.restarts: deque[tuple[int, int]] = deque(maxlen=_RESTARTS)
         """From which position on a stream can begin again at which list of running transactions."""
         self._maker = PluginMaker(state.facts)
-        self._spool = spool
+        self._spool = SpoolReader(spool, on_fetched)
         self._tip = 0
         self._on_warning = on_warning
         self._fanouts: dict[Output, Fanout] = {}
@@ -236,7 +239,7 @@ class Pass:
         if restart and (not self.restarts or self.restarts[-1][1] != restart):
             self.restarts.append((self.position, restart))
         if not more:
-            more = self._may_read() and self.reader.received < tip
+            more = self._may_read() and self._can_read(tip)
         return more or any(
             output.waits and (fanout.has_room or not patient) for output, fanout in self._fanouts.items()
         )
@@ -260,7 +263,10 @@ class Pass:
                 reader.feed(lsn, data)
                 self.decoder.run(reader)
                 self._ahead += len(data)
-        return reader.received < tip
+        return self._can_read(tip)
+
+    def _can_read(self, tip: int) -> bool:
+        return self.reader.received < tip and not self._spool.is_fetching
 
     def is_at(self, tip: int) -> bool:
         """Return whether everything up to `tip` was read and sent."""

@@ -299,7 +299,7 @@ class DecodingProcess:
 
     def _new_pass(self, state: CatalogState, *, limited: bool = False) -> Pass:
         spool = Spool(Path(self._task.spool), self._task.segment_size)
-        made = Pass(state, spool, self._task.work_mem, self._room, self._warn, limited=limited)
+        made = Pass(state, spool, self._task.work_mem, self._room, self._warn, self._work_soon, limited=limited)
         self._passes.append(made)
         return made
 

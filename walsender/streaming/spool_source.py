@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from walsender.feed.spool import Spool
+from walsender.streaming.spool_reader import SpoolReader
 from walsender.xlog.reader import WalReader
 
 
@@ -13,7 +14,7 @@ class SpoolSource:
     """See source.Source.  `tip`: where the WAL in the spool ends."""
 
     def __init__(self, spool: Spool, tip: int) -> None:
-        self._spool = spool
+        self._spool = SpoolReader(spool)
         self._tip = tip
         self._more = asyncio.Event()
         self.flushed = 0
@@ -39,6 +40,7 @@ class SpoolSource:
                 await asyncio.sleep(0)
             self._more.clear()
             if reader.received < self._tip:
+                await self._spool.fetched()
                 continue
             yield True
             await self._more.wait()
