@@ -179,7 +179,9 @@ def test_an_error_in_one_call_keeps_the_rows_of_another(
     for name in ("one", "two"):
         ours.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding')")
     database.execute("CREATE TABLE kept (id int); INSERT INTO kept VALUES (1)")
-    get = "SELECT data FROM pg_logical_slot_get_changes('{}', NULL, NULL, 'include-xids', '0')"
+    # Autovacuum, too, ends transactions in which nothing is changed.
+    options = "'include-xids', '0', 'skip-empty-xacts', '1'"
+    get = f"SELECT data FROM pg_logical_slot_get_changes('{{}}', NULL, NULL, {options})"
     standing = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'one'"
     before = ours.execute(standing).fetchall()
     for separator in ("; ", " UNION ALL "):
