@@ -307,3 +307,7 @@ SELECT x, x = y FROM (SELECT born - seen AS x, seen - born AS y FROM customers) 
 SELECT id, balance AS b FROM customers ORDER BY (1) DESC, ((b))
 SELECT DISTINCT ON ((active)) active, id FROM customers ORDER BY (1), (2) DESC
 SELECT active, count(*) FROM customers GROUP BY ((1)) ORDER BY ((active))
+SELECT id, sum(amount) OVER (w ORDER BY id), sum(amount) OVER w FROM orders WINDOW w AS (PARTITION BY customer_id) ORDER BY id
+SELECT id, sum(amount) OVER v, count(*) OVER (v ROWS 1 PRECEDING) FROM orders WINDOW w AS (PARTITION BY customer_id), v AS (w ORDER BY id) ORDER BY id
+SELECT id, sum(amount) OVER (w ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING), last_value(id) OVER (w), first_value(id) OVER (w RANGE UNBOUNDED PRECEDING) FROM orders WINDOW w AS (PARTITION BY customer_id ORDER BY id DESC) ORDER BY id
+SELECT id, rank() OVER (W), dense_rank() OVER ("w"), percent_rank() OVER (w), cume_dist() OVER (w), ntile(2) OVER (w), nth_value(id, 2) OVER (w) FROM orders WINDOW w AS (ORDER BY customer_id) ORDER BY id

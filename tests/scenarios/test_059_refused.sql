@@ -107,3 +107,10 @@ SELECT array_agg('a') FROM customers
 SELECT count(*) FROM customers GROUP BY - 1.5
 SELECT id FROM customers ORDER BY -1
 SELECT id FROM customers ORDER BY - 100000000000
+SELECT sum(amount) OVER (w PARTITION BY id) FROM orders WINDOW w AS (PARTITION BY customer_id)
+SELECT sum(amount) OVER (w ORDER BY id) FROM orders WINDOW w AS (ORDER BY customer_id)
+SELECT sum(amount) OVER (w ORDER BY id) FROM orders WINDOW w AS (ROWS 1 PRECEDING)
+SELECT sum(amount) OVER v FROM orders WINDOW w AS (ROWS 1 PRECEDING), v AS (w ORDER BY id)
+SELECT sum(amount) OVER w FROM orders WINDOW w AS (ORDER BY id), w AS (ORDER BY customer_id)
+SELECT sum(amount) OVER v FROM orders WINDOW v AS (w ORDER BY id), w AS (PARTITION BY customer_id)
+SELECT sum(amount) OVER (nope ORDER BY id) FROM orders WINDOW w AS (PARTITION BY customer_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,7 @@ from pubsub.node.select.types import (
     array_of,
 )
 from pubsub.node.select.values import NULL, Value, name, quoted
+from pubsub.node.select.windows import Window, window_of
 
 if TYPE_CHECKING:
     from pubsub.node.select.translated import Translated
@@ -56,7 +57,7 @@ class Expressions:
     grouped_nodes: list[Any] = field(default_factory=list)
     aggregates: bool = False
     windows: bool = False
-    named_windows: dict[str, Any] = field(default_factory=dict)
+    named_windows: Mapping[str, Window] = field(default_factory=dict)
     _within: bool = False
 
     def value(self, node: Any) -> Value:
@@ -484,19 +485,14 @@ class Expressions:
     def _typed_window(self, sql: str, type_: Type) -> str:
         return f"CAST({sql} AS BIGINT)" if type_ in (INT8, INT4) else sql
 
-    def _over(self, window: Any) -> str:
-        alias = window.args.get("alias")
-        if alias is not None:
-            named = self.named_windows.get(folded(alias))
-            if named is None:
-                raise PubsubError(f'window "{folded(alias)}" does not exist', sqlstate="42704")
-            window = named
+    def _over(self, node: Any) -> str:
+        partition, order, spec = window_of(node, self.named_windows)
         parts = []
-        if partition := window.args.get("partition_by"):
+        if partition:
             parts.append("PARTITION BY " + ", ".join(self.sortable(self.value(one)) for one in partition))
-        if order := window.args.get("order"):
-            parts.append("ORDER BY " + ", ".join(self.ordered(one) for one in order.expressions))
-        if spec := window.args.get("spec"):
+        if order:
+            parts.append("ORDER BY " + ", ".join(self.ordered(one) for one in order))
+        if spec:
             if spec.args.get("exclude"):
                 raise FeatureNotSupported("EXCLUDE in a window's frame is not supported")
             ends = [self._frame(spec.args.get(one), spec.args.get(f"{one}_side")) for one in ("start", "end")]

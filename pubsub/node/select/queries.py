@@ -24,6 +24,7 @@ from pubsub.node.select.scope import Scope, folded, value_of
 from pubsub.node.select.translated import Finder, Output, Relation, Translated
 from pubsub.node.select.types import BPCHAR, INTERVAL, TEXT, UNKNOWN, Type, common
 from pubsub.node.select.values import Value
+from pubsub.node.select.windows import defined
 
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}
 #: The parts of a SELECT that are translated or refused by `_select`; any other part is refused by name.
@@ -129,7 +130,7 @@ class Queries:
         if source is not None and not node.expressions:
             raise FeatureNotSupported("a SELECT without columns is not supported")
         read = Expressions(scope, self.query)
-        read.named_windows = {folded(one.this): one for one in node.args.get("windows") or []}
+        read.named_windows = defined(node.args.get("windows") or [])
         where = node.args.get("where")
         condition = read.truth(where.this, "WHERE").engine if where is not None else None
         items = self._items(node, scope)
