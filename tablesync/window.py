@@ -59,7 +59,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.key_condition import equality_operators, is_one_of
 from pubsub.publisher.read_table import hold_as_described
-from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
+from pubsub.publisher.snapshots import BEGIN, END_OF_WAL, WAIT, flushed
 from tablesync import chunk_reader
 from tablesync.chunk_reader import CopySource
 
@@ -145,7 +145,8 @@ class Window:
 def read_again(
     source: CopySource, table: TargetTable, keys: pa.Table, key_types: Mapping[str, str], cut: Cut
 ) -> tuple[pa.Table, Lsn]:
-    """Return the publisher's present rows under `keys`, with the table's columns, and an LSN past their snapshot.
+    """Return the publisher's present rows under `keys`, with the table's columns, and an LSN past their snapshot (snapshots.py:
+    flushed_end_of_wal).
 
     Blocks, also while another session has the table locked; `cut` interrupts it.  Raises SerializationFailure if the table was
     altered since it was described, or rewritten since the snapshot was taken: the next worker describes it anew.
@@ -153,9 +154,12 @@ def read_again(
     with chunk_reader.session(source, cut) as connection, cut.watching(connection):
         connection.execute(BEGIN)
         rows = rows_under(connection, source, table, keys, key_types)
-        ((until,),) = connection.execute(END_OF_WAL).fetchall()
+        ((text,),) = connection.execute(END_OF_WAL).fetchall()
+        until = Lsn.parse(text)
+        while connection.execute(f"SELECT {flushed(until)}").fetchall() != [(True,)]:
+            connection.execute(WAIT)
         connection.execute("COMMIT")
-    return rows, Lsn.parse(until)
+    return rows, until
 
 
 def rows_under(

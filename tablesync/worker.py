@@ -326,7 +326,7 @@ class SyncWorker:
         async with await self._table.connect(replication=False) as holder:
             await holder.execute(snapshots.BEGIN)
             snapshot = await snapshots.export(holder)
-            until = await snapshots.end_of_wal(holder)
+            until = await snapshots.flushed_end_of_wal(holder)
             table = await self._table.describe(holder, snapshot, until)
             kept = 0
             if plan.fingerprint is not None:

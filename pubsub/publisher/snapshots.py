@@ -147,9 +147,28 @@ async def end_of_wal(connection: Connection) -> Lsn:
     return Lsn.parse(row[0] or "")
 
 
+async def flushed_end_of_wal(connection: Connection) -> Lsn:
+    """Return the same once a crash of the server cannot take it back: with synchronous_commit = off, what a snapshot sees could
+    be lost, and the WAL up to there be another one later.
+
+    That takes a moment; some 15 seconds where nobody commits while a transaction writes (xlog.c: XLogBackgroundFlush,
+    bgwriter.c: LOG_SNAPSHOT_INTERVAL_MS).
+    """
+    end = await end_of_wal(connection)
+    while (await connection.query(f"SELECT {flushed(end)}"))[0][0] != "t":
+        await connection.query(WAIT)
+    return end
+
+
 END_OF_WAL: Final = (
     "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
 )
+WAIT: Final = "SELECT pg_sleep(0.05)"
+
+
+def flushed(lsn: Lsn) -> str:
+    """Return the SQL condition that the server's WAL up to `lsn` is on its disk; a standby replays no other."""
+    return f"CASE WHEN pg_is_in_recovery() THEN true ELSE pg_current_wal_flush_lsn() >= '{lsn}' END"
 
 
 async def publishing(connection: Connection, publications: Sequence[str], oid: int) -> Publishing:

@@ -182,7 +182,7 @@ async def history(seed: int, events: list[Any]) -> World:
         patch.setattr(tablesync.worker.slots, "slot_info", slot_info)
         patch.setattr(tablesync.publisher_table.PublisherTable, "describe", describe)
         snapshots = SimpleNamespace(
-            BEGIN="", end_of_wal=end_of_wal, export=export, settle=settle, begin_under=begin_under, lacks=lacks
+            BEGIN="", flushed_end_of_wal=end_of_wal, export=export, settle=settle, begin_under=begin_under, lacks=lacks
         )
         for module in (tablesync.worker, tablesync.catch_up):
             patch.setattr(module, "snapshots", snapshots)

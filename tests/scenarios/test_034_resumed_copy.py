@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
+from catalog.store import Catalog
 from pubsub.delta.places import place
 from pubsub.delta.writers import arrow_writer, copy_chunks
 from tablesync import choose_copier
@@ -121,6 +123,32 @@ def test_what_changes_between_two_snapshots_makes_it_start_over(
     replica.assert_equal("a")
     assert replica.relation("a").copy_generation == 2
     assert replica.slots() == [replica.name]
+
+
+@pytest.mark.full
+def test_the_end_of_the_wal_is_on_the_publisher_s_disk(
+    replica: Replica, interruptions: Interruptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the second snapshot saw was noted as received up to WAL that a crash could take back: the publisher was then taken
+    for one that had lost it."""
+    replica.execute(*TABLE.split(";")[:-1], "CREATE TABLE other (id int)")
+    put, noted = Catalog.put_copy_plan, []
+
+    async def put_copy_plan(catalog: Catalog, subid: Any, relid: Any, plan: Any) -> None:
+        if len(plan.attempts) > 1:
+            noted.append(
+                replica.query(f"SELECT '{plan.until}' > pg_current_wal_flush_lsn(), '{plan.until}' > '{plan.start}'")
+            )
+        await put(catalog, subid, relid, plan)
+
+    monkeypatch.setattr(Catalog, "put_copy_plan", put_copy_plan)
+    with psycopg.connect(replica.conninfo) as writing:
+        interruptions.after(5, lambda: writing.execute("INSERT INTO other SELECT generate_series(1, 30)"))
+        replica.subscribe()
+        wait_until(lambda: noted, "the copy goes on")
+        writing.rollback()
+    assert noted == [[(False, True)]]
+    replica.assert_equal("a")
 
 
 @pytest.mark.full

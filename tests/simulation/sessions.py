@@ -336,6 +336,7 @@ _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     ("…pg_replication_slot_advance(", Session._advance_slot),
     (f"SELECT {slots._END_OF_WAL}", Session._end_of_wal),
     (snapshots.END_OF_WAL, Session._end_of_wal),
+    ("…pg_current_wal_flush_lsn() >= ", Session._true),
     (definitions._HELD_TYPES, Session._held_types),
     (definitions._COLUMNS, Session._columns),
     (definitions._TABLES, Session._tables),
