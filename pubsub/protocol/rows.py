@@ -353,8 +353,9 @@ def _decode_piece(
     unread = [name for name, mask in unchanged.items() if name not in old and (mask & whole).any()]
     known = old | read_old(unread) if unread else old
     for name in unchanged.keys() & known.keys():
-        # a 'K' tuple has NULL for the columns outside the replica identity
-        sent = whole | (has_old & known[name].is_valid().to_numpy(zero_copy_only=False))
+        # A 'K' tuple has NULL for the columns outside the replica identity; so has an 'O' tuple of a partition, since the mark
+        # is its root's.  A value that is unchanged is none of the NULLs.
+        sent = has_old & known[name].is_valid().to_numpy(zero_copy_only=False)
         new[name] = pc.if_else(pa.array(unchanged[name] & sent), known[name], new[name])
         unchanged[name] &= ~sent
     unchanged = {name: mask for name, mask in unchanged.items() if mask.any()}
