@@ -58,6 +58,8 @@ class OpenTransaction:
     """The transaction being received, outside a stream.
 
     `rows` are the frames still held here, `nbytes` bytes of them; `moved` counts the earlier ones, now in the reorder buffer.
+    `relations`: the Relation messages that say something new, each with the number of the row that follows; `announced`: the
+    oids of all.
     """
 
     xid: int
@@ -66,6 +68,7 @@ class OpenTransaction:
     rows: list[bytes] = field(default_factory=list)
     truncations: list[Truncation] = field(default_factory=list)
     relations: list[tuple[int, pgoutput.Relation]] = field(default_factory=list)
+    announced: set[int] = field(default_factory=set)
     nbytes: int = 0
     moved: int = 0
     _counted: int = 0
@@ -92,17 +95,20 @@ class Batch:
 
     `opened_at`: monotonic seconds when the first of them joined.  `relations`: for each oid its Relation messages in order, each
     with the seq of the first row that it holds for.  `outcomes`: the xids of transactions that had been prepared, each with the
-    end LSN of its COMMIT PREPARED.  `resent`: oids of relations whose Relation message was resent unchanged.
+    end LSN of its COMMIT PREPARED.  `announced`: oids of relations whose Relation message came with these transactions, though it
+    may say nothing new.  `unnamed`: oids of relations whose last message is of a transaction that is prepared: its definition
+    holds, as the publisher sends no other before the next rows, but its name may be undone.
     """
 
-    def __init__(self, known: dict[int, pgoutput.Relation]) -> None:
+    def __init__(self, known: Mapping[int, pgoutput.Relation], unnamed: Collection[int] = ()) -> None:
         self.transactions: list[Transaction] = []
         self.truncations: list[Truncation] = []
         self.relations: dict[int, list[tuple[int, pgoutput.Relation]]] = {oid: [(0, r)] for oid, r in known.items()}
         self.rows = 0
         self.opened_at: float | None = None
         self.outcomes: list[tuple[int, Lsn]] = []
-        self.resent: set[int] = set()
+        self.announced: set[int] = set()
+        self.unnamed: set[int] = set(unnamed)
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by position in `transactions`, whose Relation and Truncate messages are still to be looked up.
@@ -155,6 +161,8 @@ class Batch:
         self.truncations += [Truncation(first + t.seq, t.relations, len(self.transactions)) for t in opened.truncations]
         for seq, relation in opened.relations:
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
+        self.announced |= opened.announced
+        self.unnamed -= opened.announced
         self._joined(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, now)
 
     def add_streamed(
@@ -189,7 +197,7 @@ class Batch:
         announced: set[pgoutput.Relation] = set()
         for seq, relation in kept.relations:
             if relation in announced:
-                self.resent.add(relation.oid)
+                self.announced.add(relation.oid)
             announced.add(relation)
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
         self._append_part(kept.transaction)
@@ -244,10 +252,8 @@ class Batch:
         match message:
             case pgoutput.Relation():
                 untagged = replace(message, xid=None)
-                held = self.relations.setdefault(message.oid, [])
-                if any(known == untagged for _, known in held):
-                    self.resent.add(message.oid)
-                held.append((seq, untagged))
+                self.announced.add(message.oid)
+                self.relations.setdefault(message.oid, []).append((seq, untagged))
             case pgoutput.Truncate():
                 self.truncations.append(Truncation(seq, tuple(message.relations), transaction))
             case _:

@@ -26,7 +26,7 @@ from apply.relation_map import RelationMap
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Follower, UntilCommitted
 from apply.schema_changes.refresh import ColumnRefresh
-from apply.schema_changes.table_renames import Renames, refuse_renamed, use_our_names
+from apply.schema_changes.table_renames import Renames, refuse_renamed, use_our_names, use_our_names_of_unnamed
 from apply.staging.destination import Destination
 from apply.worker_statistics import PATIENCE
 from catalog.records import LastCommit, Subscription, Warned
@@ -137,6 +137,7 @@ class ApplyTables:
         """Rename tables that the publisher renamed, and use our names in the batch; or refuse the batch."""
         if self._renames is None:
             refuse_renamed(batch, self.relations.entries, self.relations.by_name.keys())
+            use_our_names_of_unnamed(batch, self.relations.entries)
             return
         if await self._renames.follow(batch, self.relations.entries, self.relations.by_name, until_committed):
             await self.relations.load()

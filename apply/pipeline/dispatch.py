@@ -11,13 +11,13 @@ transaction, are unpacked with a struct here; rarer messages go through the code
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from apply.batch import Batch, OpenTransaction, Truncation
 from apply.pipeline.stream_states import Inside, after
-from apply.pipeline.streamed_transaction import StreamedTransaction
+from apply.pipeline.streamed_transaction import Announced, StreamedTransaction
 from apply.staging.stream_ahead import PART_BYTES, Ahead
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
@@ -108,9 +108,14 @@ class Dispatcher:
         self.reply_requested = False
         self._buffer = buffer
         self._parallel = parallel
+        # The last Relation messages outside streamed transactions, and the arrival of those in the relation cache.
         self._known: dict[int, pgoutput.Relation] = {}
+        self._arrived: dict[int, int] = {}
+        self._arrivals = 0
         # The relation cache before the open transaction: a batch that begins meanwhile starts with it.
         self._relation_cache: dict[int, pgoutput.Relation] = {}
+        # Those whose message in the relation cache is a prepared transaction's, which that transaction's xid tells.
+        self._unnamed: dict[int, int] = {}
         self._inside = Inside.OUTSIDE
         self._open: OpenTransaction | None = None
         # How the open transaction began, if it will be prepared.
@@ -130,7 +135,7 @@ class Dispatcher:
 
     def take(self) -> Batch:
         """Close the open batch and start the next."""
-        closed, self.batch = self.batch, Batch(self._relation_cache)
+        closed, self.batch = self.batch, Batch(self._relation_cache, self._unnamed)
         self.closing = False
         return closed
 
@@ -240,27 +245,31 @@ class Dispatcher:
             moved = self._streams().commit(opened.xid)
         self._inside, self._open = inside, None
         self._relation_cache.update((relation.oid, relation) for _, relation in opened.relations)
-        skipped = self._skips(Lsn(commit_lsn), end, [relation for _, relation in opened.relations])
+        for oid in opened.announced:
+            self._unnamed.pop(oid, None)
+        skipped = self._skips(Lsn(commit_lsn), end, opened.announced)
         wanted = not skipped and (stop_at is None or end <= stop_at)
-        if (opened.count or opened.truncations or opened.relations) and wanted:
+        if (opened.count or opened.truncations or opened.announced) and wanted:
             self.batch.add(opened, end, now, moved)
         elif moved is not None:
             moved.release()
         return self._decide(end)
 
-    def _skips(self, finish: Lsn, end: Lsn, announced: Sequence[pgoutput.Relation] = ()) -> bool:
+    def _skips(self, finish: Lsn, end: Lsn, announced: Collection[int] = ()) -> bool:
         """Tell whether the transaction is the one to skip.
 
         Follows worker.c: maybe_start_skipping_changes, clear_subscription_skip_lsn.  The publisher does not resend the
-        Relation messages `announced` by a skipped transaction, so the batch keeps them.
+        Relation messages that a skipped transaction has `announced`, so the batch takes them from the relation cache.
         """
         if self._skip_is_new:
             self._skip_is_new = False
             self.passed_skip = PassedSkip(self._skip, finish, end)
         if self._skip == INVALID_LSN or finish != self._skip:
             return False
-        for relation in announced:
-            self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+        for oid in announced:
+            self.batch.relations.setdefault(oid, []).append((self.batch.rows, self._relation_cache[oid]))
+        self.batch.announced.update(announced)
+        self.batch.unnamed.difference_update(announced)
         return True
 
     def _checked_end(self, commit_lsn: Lsn, end_lsn: Lsn) -> Lsn:
@@ -318,7 +327,7 @@ class Dispatcher:
             (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
             streamed = self._streamed[xid].relations if xid in self._streamed else ()
             ahead = self._ahead is not None and bool(self._ahead.parts(xid))
-            self.closing = ahead or moves_keys((relation for _, relation in streamed), self._relation_cache)
+            self.closing = ahead or moves_keys((one.relation for one in streamed), self._relation_cache)
         return self.closing
 
     def _waits_at_boundary(self, end: int) -> bool:
@@ -342,21 +351,30 @@ class Dispatcher:
             self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
         return self.closing
 
+    def _close_after(self, announced: Iterable[tuple[int, pgoutput.Relation]]) -> None:
+        """Close the open batch if rows whose key is another one than with the last of these messages could follow in it."""
+        last = {relation.oid: relation for _, relation in announced}
+        if self.batch.transactions and moves_keys(last.values(), self._relation_cache):
+            self.closing = True
+
     def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
         stream = self._ended_stream(message.xid, "STREAM COMMIT")
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         parts = list(self._ahead.parts(message.xid)) if self._ahead is not None else []
         rest = self._streams().commit(message.xid)
         known = stream.known_before_part(self._relation_cache)
-        announced = [relation for _, relation in stream.relations]
-        self._update_cache(announced)
-        skipped = self._skips(message.commit_lsn, end, announced)
+        overtaken = self._update_cache(stream.relations)
+        skipped = self._skips(message.commit_lsn, end, {one.relation.oid for one in stream.relations})
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if rest is not None and wanted and (parts or rest.count):
             if self._ahead is not None and parts:
                 self._ahead.add(message.xid, rest, known)
                 self.closing = True
             self.batch.add_streamed([*parts, rest], message.commit_lsn, end, message.commit_time, now)
+            self.batch.unnamed.intersection_update(self._unnamed)
+            for oid in overtaken:
+                self.batch.relations.setdefault(oid, []).append((self.batch.rows, self._relation_cache[oid]))
+            self._close_after((0, one.relation) for one in stream.relations)
         elif rest is not None:
             rest.release()
             if self._ahead is not None:
@@ -370,11 +388,23 @@ class Dispatcher:
             raise ProtocolViolation(f"{what} of transaction {xid}, which was not streamed")
         return stream
 
-    def _update_cache(self, announced: Sequence[pgoutput.Relation]) -> None:
+    def _update_cache(self, announced: Sequence[Announced]) -> set[int]:
         """Take over a committed streamed transaction's Relation messages, which the publisher does not resend
-        (pgoutput.c: set_schema_sent_in_streamed_txn)."""
-        for relation in announced:
-            self._known[relation.oid] = self._relation_cache[relation.oid] = relation
+        (pgoutput.c: set_schema_sent_in_streamed_txn).
+
+        Where it has sent another one since (ALTER PUBLICATION waits for no lock of the transaction's), that one holds for
+        what comes now; return the oids of these relations.
+        """
+        overtaken: set[int] = set()
+        for _, relation, arrival in announced:
+            oid = relation.oid
+            if arrival < self._arrived.get(oid, 0):
+                overtaken.add(oid)
+                continue
+            self._known[oid] = self._relation_cache[oid] = relation
+            self._arrived[oid] = arrival
+            self._unnamed.pop(oid, None)
+        return overtaken
 
     # Prepared transactions
 
@@ -408,12 +438,16 @@ class Dispatcher:
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
-        # It joins no batch yet, but the publisher does not resend a relation's first message.  It does resend an altered one.
+        # It joins no batch yet, but its messages hold for others' rows, too: the publisher sends them again only to undo what
+        # the transaction itself has altered, and then before any row (reorderbuffer.c: ReorderBufferProcessTXN).
+        self._close_after(opened.relations)
         for _, relation in opened.relations:
-            cached = self._relation_cache.setdefault(relation.oid, relation)
-            self._known[relation.oid] = cached
-            if cached is relation:
-                self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+            oid = relation.oid
+            if self._relation_cache.get(oid) != relation:
+                self._relation_cache[oid] = relation
+                self._unnamed[oid] = opened.xid
+                self.batch.unnamed.add(oid)
+                self.batch.relations.setdefault(oid, []).append((self.batch.rows, relation))
         self._open = self._preparing = None
 
     def _stream_prepare(self, message: pgoutput.StreamPrepare) -> None:
@@ -426,7 +460,7 @@ class Dispatcher:
             message.prepare_time,
             streamed=True,
             relation_cache=dict(self._relation_cache),
-            announced=tuple({relation.oid: None for _, relation in stream.relations}),
+            announced=tuple({one.relation.oid: None for one in stream.relations}),
         )
 
     def _outcome(self, message: pgoutput.CommitPrepared | pgoutput.RollbackPrepared) -> None:
@@ -446,13 +480,11 @@ class Dispatcher:
         assert isinstance(message, pgoutput.CommitPrepared)
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         skipped = self._skips(kept.prepare_lsn, end)
-        announced: dict[int, pgoutput.Relation] = {}
-        for _, relation in kept.relations:
-            if announced.setdefault(relation.oid, relation) != relation:
-                # Altered by this transaction: transactions that changed rows of it since have waited for its lock.
-                self._known[relation.oid] = self._relation_cache[relation.oid] = relation
+        self._unnamed = {oid: xid for oid, xid in self._unnamed.items() if xid != kept.xid}
+        self.batch.unnamed.intersection_update(self._unnamed)
         if not skipped and (stop_at is None or end <= stop_at):
             self.batch.add_kept(kept, message, now, self._relation_cache)
+            self._close_after(kept.relations)
         self._decide(end)
         return not skipped
 
@@ -499,7 +531,8 @@ class Dispatcher:
                     self._block.append(frame)
                     if isinstance(message, pgoutput.Relation):
                         assert message.xid is not None
-                        self._stream.relations.append((message.xid, _untagged(message)))
+                        self._arrivals += 1
+                        self._stream.relations.append(Announced(message.xid, _untagged(message), self._arrivals))
                 elif isinstance(message, pgoutput.Relation):
                     self._relation(message)
                 elif isinstance(message, pgoutput.Truncate):
@@ -530,19 +563,22 @@ class Dispatcher:
         return None
 
     def _relation(self, message: pgoutput.Relation) -> None:
-        if self._known.get(message.oid) == message:
-            # Resent unchanged: nothing has changed, or something that the message does not show.
-            if self._open is not None and self._preparing is not None:
-                self._open.relations.append((self._open.count, message))
-            else:
-                self.batch.resent.add(message.oid)
+        oid, opened = message.oid, self._open
+        is_new = self._known.get(oid) != message
+        self._known[oid] = message
+        self._arrivals += 1
+        self._arrived[oid] = self._arrivals
+        if opened is None:
+            self._relation_cache[oid] = message
+            self._unnamed.pop(oid, None)
+            self.batch.relations.setdefault(oid, []).append((self.batch.rows, message))
+            self.batch.announced.add(oid)
+            self.batch.unnamed.discard(oid)
             return
-        self._known[message.oid] = message
-        if self._open is not None:
-            self._open.relations.append((self._open.count, message))
-        else:
-            self._relation_cache[message.oid] = message
-            self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
+        # Resent unchanged: nothing has changed, or something that the message does not show.
+        opened.announced.add(oid)
+        if is_new or self._preparing is not None:
+            opened.relations.append((opened.count, message))
 
 
 def moves_keys(announced: Iterable[pgoutput.Relation], cache: Mapping[int, pgoutput.Relation]) -> bool:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pubsub.protocol import pgoutput
+
+
+class Announced(NamedTuple):
+    """A Relation message of a streamed transaction: its (sub)transaction, and its place among all Relation messages received."""
+
+    xid: int
+    relation: pgoutput.Relation
+    arrival: int
 
 
 @dataclass(slots=True)
 class StreamedTransaction:
     """A streamed transaction in progress.
 
-    `relations`: its Relation messages, each with its (sub)transaction.  Of its last part: `since_part`: bytes of frames since,
+    `relations`: its Relation messages.  Of its last part: `since_part`: bytes of frames since,
     `relations_before_part`: how many Relation messages came before.
     """
 
     xid: int
-    relations: list[tuple[int, pgoutput.Relation]] = field(default_factory=list)
+    relations: list[Announced] = field(default_factory=list)
     since_part: int = 0
     relations_before_part: int = 0
 
@@ -28,11 +37,11 @@ class StreamedTransaction:
 
     def known_before_part(self, cache: Mapping[int, pgoutput.Relation]) -> dict[int, pgoutput.Relation]:
         """Return the relation cache as it is where the next part begins; `cache`: as it is outside the transaction."""
-        return {**cache, **{relation.oid: relation for _, relation in self.relations[: self.relations_before_part]}}
+        return {**cache, **{one.relation.oid: one.relation for one in self.relations[: self.relations_before_part]}}
 
     def abort(self, subxid: int) -> bool:
         """Forget the Relation messages of a subtransaction; return whether there were any."""
-        left = [(xid, relation) for xid, relation in self.relations if xid != subxid]
+        left = [one for one in self.relations if one.xid != subxid]
         announced = len(left) < len(self.relations)
         self.relations[:] = left
         return announced

@@ -85,7 +85,8 @@ class Looked:
 class Columns:
     """What is known of one table: its Delta table, the publisher's columns in it, and the Relation messages looked at.
 
-    `follows`: the message that the table's definition matches.
+    `follows`: the message that the table's definition matches.  `announced`: whether a Relation message came that the publisher's
+    catalog was not looked at for, whatever the message says.
     """
 
     relid: int
@@ -94,6 +95,7 @@ class Columns:
     attributes: Attributes | None
     looked_at: set[Relation] = field(default_factory=set)
     follows: Relation | None = None
+    announced: bool = False
     readings: dict[Relation, Reading] = field(default_factory=dict)
 
 
@@ -170,10 +172,13 @@ class Follower:
             for table, _ in tables:
                 _refuse_unknown(batch, table)
             return []
+        for table, _ in tables:
+            # Of a transaction that was skipped, the message counts for the next rows.
+            table.announced |= table.relid in batch.announced
         fresh = [
             (table, after)
             for table, after in tables
-            if table.relid in batch.resent or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
+            if table.announced or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
         ]
         if not fresh:
             return []
@@ -194,6 +199,7 @@ class Follower:
                 if not isinstance(error, CopyAgain):
                     raise
                 again.append(error)
+            table.announced = False
         return again
 
     async def unchanged(self, tables: Sequence[Columns], announced: Mapping[int, Relation]) -> bool:

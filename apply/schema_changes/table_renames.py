@@ -51,8 +51,12 @@ class Table(Protocol):
 
 
 def announced_names(batch: Batch) -> dict[int, Name]:
-    """Return each relation's name in its last Relation message of the batch, by oid."""
-    return {oid: (messages[-1][1].namespace, messages[-1][1].name) for oid, messages in batch.relations.items()}
+    """Return each relation's name in its last Relation message of the batch, by oid, unless that may still be undone."""
+    return {
+        oid: (messages[-1][1].namespace, messages[-1][1].name)
+        for oid, messages in batch.relations.items()
+        if oid not in batch.unnamed
+    }
 
 
 def refuse_renamed(batch: Batch, tables: Mapping[int, Table], names: Collection[Name]) -> None:
@@ -106,10 +110,19 @@ def without_taken(renamed: Mapping[int, Name], tables: Mapping[int, Table]) -> d
 
 def use_our_names(batch: Batch, tables: Mapping[int, Table]) -> None:
     """Rename the batch's relations to the names of their tables, and remember the announced names."""
-    for oid, name in announced_names(batch).items():
+    announced = announced_names(batch)
+    for oid in batch.relations:
         table = tables.get(oid)
         if table is not None:
-            table.announced_name = name
+            table.announced_name = announced.get(oid, table.announced_name)
+            batch.rename(oid, *table.name)
+
+
+def use_our_names_of_unnamed(batch: Batch, tables: Mapping[int, Table]) -> None:
+    """Rename the relations whose names may still be undone: others' rows of them are of our tables, and are not lost."""
+    for oid in batch.unnamed:
+        table = tables.get(oid)
+        if table is not None:
             batch.rename(oid, *table.name)
 
 

@@ -131,6 +131,25 @@ PREPARED = (
             (AFTER,),
         )
     ),
+    # The stream's first message of the table has a name that is undone.
+    Case(((f"BEGIN; ALTER TABLE a RENAME TO a_new; UPDATE a_new SET t = 7; {PREPARE}",), ROLLBACK, (AFTER,))),
+    # Altered before: the definition is announced by the prepared transaction, and not again.
+    *(
+        Case(
+            (
+                (
+                    "UPDATE a SET n = 1 WHERE id < 9",
+                    "ALTER TABLE a DROP n, ADD m int",
+                    f"BEGIN; INSERT INTO a (id) VALUES (900); {PREPARE}",
+                    "INSERT INTO a (id, m) VALUES (901, 7)",
+                    "UPDATE a SET m = 8 WHERE id = 4",
+                ),
+                outcome,
+                (AFTER,),
+            )
+        )
+        for outcome in (COMMIT, ROLLBACK)
+    ),
     Case(
         (
             (
@@ -294,6 +313,12 @@ PARTITIONS = (
         PARTITIONED,
     ),
     Case((("ALTER TABLE a ALTER n TYPE bigint", "UPDATE a SET n = 6 WHERE id = 150"),), PARTITIONED, copies=2),
+    # The root's identity is not its partitions', whose old rows have the key alone.
+    Case(
+        (("DELETE FROM a WHERE id > 50", "UPDATE a SET id = 60 WHERE id = 3", "UPDATE a SET n = 5 WHERE id = 4"),),
+        f"{PARTITIONED} ALTER TABLE a ALTER t SET STORAGE EXTERNAL; ALTER TABLE a REPLICA IDENTITY FULL;"
+        "UPDATE a SET t = repeat('x', 9000) WHERE id < 9;",
+    ),
 )
 #: Types that change under their columns; pgoutput does not tell.
 USER_TYPES = (

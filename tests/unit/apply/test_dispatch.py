@@ -18,10 +18,12 @@ from pubsub.protocol.pgoutput import (
     BeginPrepare,
     Commit,
     CommitPrepared,
+    Insert,
     LogicalMessage,
     Origin,
     Prepare,
     Relation,
+    RollbackPrepared,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
@@ -168,13 +170,136 @@ def test_a_streamed_or_prepared_transaction_that_moves_a_key_begins_a_batch(tmp_
     announced = [*((0, one) for one in d.waiting.relation_cache.values()), *d.waiting.relations]
     kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, announced, (), ())
     d.kept()
-    assert len(d.batch.relations[A.oid]) == 1, "nothing before its outcome"
+    assert d.closing, "rows of others that follow go by the other key"
+    d.take()
+    assert (d.batch.relations[A.oid], d.batch.unnamed) == ([(0, A)], {A.oid})
+    d.feed(transaction(350, B, insert(B.oid, 1, "x")), 0.0)
     d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(9), "g"))], 0.0)
     assert d.close_before(kept)
     d.take()
     assert not d.close_before(kept)
     d.committed(kept, 0.0, None)
-    assert d.batch.relations[A.oid] == [(0, BY_V), (0, BY_V), (0, A), (1, A)]
+    assert (d.batch.relations[A.oid], d.batch.unnamed) == ([(0, A), (0, BY_V), (0, A), (1, A)], set())
+
+
+def _prepare(d: Dispatcher, xid: int, *messages: Relation | Insert) -> Kept:
+    """Prepare a transaction that ends at 100 times its xid."""
+    end = Lsn(100 * xid)
+    begin, prepare = (
+        BeginPrepare(Lsn(end - 10), end, 5, Xid(xid), "g"),
+        Prepare(0, Lsn(end - 10), end, 5, Xid(xid), "g"),
+    )
+    d.feed([frame(message) for message in (begin, *messages, prepare)], 0.0)
+    waiting = d.waiting
+    assert isinstance(waiting, Preparation)
+    known = [*((0, one) for one in waiting.relation_cache.values()), *waiting.relations]
+    d.kept()
+    return Kept(waiting.transaction, xid, "g", Lsn(end - 10), end, 5, False, known, (), ())
+
+
+WIDER = relation(A.oid, "a", (("id", 20), ("v", 25), ("w", 25)))
+RENAMED = relation(A.oid, "a_new")
+
+
+def _seqs(d: Dispatcher, message: Relation) -> list[int]:
+    """Return from which rows on the message holds in the open batch."""
+    return [seq for seq, one in d.batch.relations[message.oid] if one == message]
+
+
+def test_what_a_prepared_transaction_announces_holds_for_rows_of_others(tmp_path: Path) -> None:
+    """It was altered before: the publisher has sent the definition, and does not send it again for the next transaction."""
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
+    kept = _prepare(d, 2, WIDER, insert(A.oid, 2, "x", "y"))
+    d.feed(transaction(300, insert(A.oid, 3, "x", "y")), 0.0)
+    assert d.batch.relations[A.oid] == [(0, A), (1, WIDER)]
+    d.take()
+    d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(2), "g"))], 0.0)
+    d.committed(kept, 0.0, None)
+    d.feed(transaction(500, insert(A.oid, 5, "x", "y")), 0.0)
+    assert d.batch.relations[A.oid] == [(0, WIDER), (0, A), (0, WIDER), (1, WIDER)]
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "announced by another"])
+@pytest.mark.parametrize("first", [(), (A, insert(A.oid, 1, "x"))])
+def test_a_name_that_is_prepared_waits_for_the_outcome(
+    tmp_path: Path, first: tuple[Relation | Insert, ...], outcome: str
+) -> None:
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    d.feed(transaction(100, B, insert(B.oid, 1, "x"), *first), 0.0)
+    kept = _prepare(d, 2, RENAMED, insert(A.oid, 2, "x"))
+    assert d.batch.unnamed == {A.oid}
+    d.take()
+    d.feed(transaction(300, insert(B.oid, 3, "x")), 0.0)
+    assert (d.take().unnamed, d.batch.unnamed) == ({A.oid}, {A.oid})
+    if outcome == "announced by another":
+        d.feed(transaction(310, RENAMED, insert(A.oid, 3, "x"), xid=7), 0.0)
+        assert (d.batch.unnamed, d.batch.announced) == (set(), {A.oid})
+        return
+    if outcome == "commit":
+        d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(2), "g"))], 0.0)
+        d.committed(kept, 0.0, None)
+        assert d.take().unnamed == d.batch.unnamed == set()
+        return
+    d.feed([frame(RollbackPrepared(0, Lsn(200), Lsn(400), 5, 6, Xid(2), "g"))], 0.0)
+    d.rolled_back()
+    assert d.batch.unnamed == {A.oid}
+    d.feed(transaction(500, A, insert(A.oid, 5, "x")), 0.0)
+    assert (d.batch.unnamed, _seqs(d, A)) == (set(), [0])
+
+
+def test_what_was_announced_since_holds_after_a_streamed_transaction(tmp_path: Path) -> None:
+    """ALTER PUBLICATION waits for no transaction, and the publisher announces the columns once."""
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    block = [
+        StreamStart(Xid(7), True),
+        replace(A, xid=Xid(7)),
+        replace(insert(A.oid, 1, "x"), xid=Xid(7)),
+        StreamStop(),
+    ]
+    d.feed([frame(message) for message in block], 0.0)
+    d.feed(transaction(100, WIDER, insert(A.oid, 2, "x", "y")), 0.0)
+    d.feed([frame(StreamCommit(Xid(7), 0, Lsn(192), Lsn(200), 0))], 0.0)
+    d.feed(transaction(300, insert(A.oid, 3, "x", "y")), 0.0)
+    d.batch.read_messages()
+    assert d.batch.relations[A.oid] == [(0, WIDER), (1, A), (3, WIDER)]
+    d.take()
+    assert d.batch.relations[A.oid] == [(0, WIDER)]
+
+
+def test_after_rows_with_an_earlier_key_a_batch_ends(tmp_path: Path) -> None:
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    block = [
+        StreamStart(Xid(7), True),
+        replace(A, xid=Xid(7)),
+        replace(insert(A.oid, 1, "x"), xid=Xid(7)),
+        StreamStop(),
+    ]
+    d.feed([frame(message) for message in block], 0.0)
+    d.feed(transaction(100, BY_V, insert(A.oid, 2, "x")), 0.0)
+    commit = frame(StreamCommit(Xid(7), 0, Lsn(192), Lsn(200), 0))
+    assert (d.feed([commit], 0.0), d.closing) == (0, True)
+    d.take()
+    assert (d.feed([commit], 0.0), d.closing) == (1, True)
+
+
+def test_a_message_that_is_resent_unchanged_is_of_its_transaction_s_batch() -> None:
+    """What it does not show was done before its rows, which may join a later batch than the one that is open when it comes."""
+    d = Dispatcher(Lsn(10))
+    d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
+    d.take()
+    d.feed(transaction(200, B, insert(B.oid, 1, "x")), 0.0)
+    *frames, commit = transaction(300, A, insert(A.oid, 2, "x"))
+    d.feed(frames, 0.0)
+    assert d.take().announced == {B.oid}
+    d.feed([commit], 0.0)
+    assert (d.batch.announced, d.batch.relations[A.oid]) == ({A.oid}, [(0, A)])
+
+
+def test_what_a_skipped_transaction_has_announced_counts_for_the_next_rows() -> None:
+    d = Dispatcher(Lsn(10), skip=Lsn(190))
+    d.feed(transaction(200, A, insert(A.oid, 1, "x"), final=190), 0.0)
+    assert (d.batch.announced, d.batch.relations, d.batch.transactions) == ({A.oid}, {A.oid: [(0, A)]}, [])
 
 
 def test_stop_at_lets_nothing_in_that_ends_later() -> None:
