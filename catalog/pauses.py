@@ -6,6 +6,8 @@ catalog's server, lets go of it when that process ends, however it ends.  The da
     command   lock ─► paused ─► workers have ended ─► its work ─► not paused ─► unlock
     killed    lock ─► paused ─► workers have ended ─► its ╳        the daemon: the lock is free ─► not paused
 
+A command whose session there is gone has no lock: it ends with an error, before the daemon's workers run beside it for long.
+
 Two commands of one subscription exclude each other by it; the later one waits, as for PostgreSQL's lock of the object
 (subscriptioncmds.c: AlterSubscription, LockSharedObject).  On PostgreSQL it is an advisory lock of a session of its own, beside a
 catalog in a file a lock on another file.
@@ -17,10 +19,11 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import select
 
@@ -33,13 +36,27 @@ from pubsub.errors import PubsubError, UndefinedObject
 
 #: How often a command looks whether an earlier one has ended, in seconds.
 _LOOK: Final = 0.1
+#: How often a command's session is asked whether it is still there, in seconds.
+_PROVE: Final = 0.5
 
 #: The key's upper half is the oid of the node's table, by which the schemas of a database differ; the daemon's lock has two keys.
 _TRY: Final = "SELECT pg_catalog.pg_try_advisory_lock('pubsub_node'::regclass::oid::int8 << 32 | {})"
 
 _T = schema.subscription
 
-Unlock = Callable[[], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class PauseLock:
+    """The lock of a pause: `unlock` gives it back; `prove` raises once it is gone, of itself."""
+
+    unlock: Callable[[], Awaitable[None]]
+    prove: Callable[[], Coroutine[Any, Any, object]]
+
+
+class PauseLost(PubsubError):
+    """A command's pause may have been ended while it ran."""
+
+    default_sqlstate = "08006"
 
 
 class Pauses(Subscriptions, Holder):
@@ -49,25 +66,34 @@ class Pauses(Subscriptions, Holder):
     async def pause(self, oid: int, command: str) -> AsyncIterator[None]:
         """Store that `command` pauses the subscription, as long as the body runs; wait for another such command first.
 
-        Each of both raises the subscription's generation.  Raises UndefinedObject.
+        Each of both raises the subscription's generation.  Raises UndefinedObject, and PauseLost: the body is cancelled then.
         """
-        unlock = await self._lock_pause(oid)
+        lock = await self._lock_pause(oid)
         try:
             paused = f'{command} of process {os.getpid()} on host "{socket.gethostname()}"'
             try:
-                # Inside: a command that is interrupted here has stored it all the same.
-                await self.alter_subscription(oid, paused=paused)
-                yield
-            finally:
-                with suppress(UndefinedObject):  # DROP SUBSCRIPTION
-                    await self.alter_subscription(oid, paused=None)
+                async with _proven(lock):
+                    # Inside: a command that is interrupted here has stored it all the same.
+                    await self.alter_subscription(oid, paused=paused)
+                    yield
+            except PauseLost:
+                # The daemon ends it, and has perhaps done so: another command's may be stored by now.
+                raise
+            except BaseException:
+                await self._end_pause(oid)
+                raise
+            await self._end_pause(oid)
         finally:
-            await unlock()
+            await lock.unlock()
+
+    async def _end_pause(self, oid: int) -> None:
+        with suppress(UndefinedObject):  # DROP SUBSCRIPTION
+            await self.alter_subscription(oid, paused=None)
 
     async def end_abandoned_pause(self, oid: int) -> str | None:
         """End the subscription's pause if its command has ended without doing so; return what paused it, None if nothing was ended."""
-        unlock = await self._try_pause_lock(oid)
-        if unlock is None:
+        lock = await self._try_pause_lock(oid)
+        if lock is None:
             return None
         try:
             async with self._read() as connection:
@@ -77,17 +103,17 @@ class Pauses(Subscriptions, Holder):
                 await self.alter_subscription(oid, paused=None)
             return paused
         finally:
-            await unlock()
+            await lock.unlock()
 
-    async def _lock_pause(self, oid: int) -> Unlock:
+    async def _lock_pause(self, oid: int) -> PauseLock:
         while True:
-            unlock = await self._try_pause_lock(oid)
-            if unlock is not None:
-                return unlock
+            lock = await self._try_pause_lock(oid)
+            if lock is not None:
+                return lock
             await asyncio.sleep(_LOOK)
 
-    async def _try_pause_lock(self, oid: int) -> Unlock | None:
-        """Take the lock of the subscription's pause; return what gives it back, None if another holds it."""
+    async def _try_pause_lock(self, oid: int) -> PauseLock | None:
+        """Take the lock of the subscription's pause; return None if another holds it."""
         if self._engine.dialect.name != "postgresql":
             path = Path(str(self._engine.url.database))
             return _lock(path.with_name(f"{path.name}.{oid}.lock"))
@@ -96,10 +122,23 @@ class Pauses(Subscriptions, Holder):
         async def unlock() -> None:
             await self._end_session(session)
 
+        async def prove() -> NoReturn:
+            while True:
+                await asyncio.sleep(_PROVE)
+                try:
+                    async with self._answering():
+                        await session.exec_driver_sql("SELECT 1")
+                except self._lost as error:
+                    raise PauseLost(
+                        "the command has lost its lock in the catalog, and cannot go on",
+                        detail="The session that held it has ended, or its server does not answer.",
+                        hint="Look at what the command has done, and give it again.",
+                    ) from error
+
         try:
             async with self._answering():
                 if (await session.exec_driver_sql(_TRY.format(oid))).scalar_one():
-                    return unlock
+                    return PauseLock(unlock, prove)
         except failures(self._engine) as error:
             await unlock()
             raise typed(error) from error
@@ -110,7 +149,25 @@ class Pauses(Subscriptions, Holder):
         return None
 
 
-def _lock(path: Path) -> Unlock | None:
+@asynccontextmanager
+async def _proven(lock: PauseLock) -> AsyncIterator[None]:
+    """Cancel the body, and raise PauseLost, once the lock is gone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            proving = group.create_task(lock.prove())
+            yield
+            proving.cancel()
+    except BaseExceptionGroup as errors:
+        lost, others = errors.split(PauseLost)
+        raise next(iter((lost or others or errors).exceptions)) from None
+
+
+async def _never_lost() -> Any:
+    """A lock of the kernel's is there as long as the process."""
+    await asyncio.Event().wait()
+
+
+def _lock(path: Path) -> PauseLock | None:
     """Lock the file, and make it.  It is removed before the lock is given back, so a lock on a removed file is none."""
     while True:
         try:
@@ -132,7 +189,7 @@ def _lock(path: Path) -> Unlock | None:
     async def unlock() -> None:
         _unlock(path, descriptor)
 
-    return unlock
+    return PauseLock(unlock, _never_lost)
 
 
 def _unlock(path: Path, descriptor: int) -> None:

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from catalog.pauses import PauseLost
 from catalog.store import Catalog
 from pubsub.delta.spark.spark_session import Spark
-from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError
 from pubsub.node.node import Node
 from pubsub.settings import Settings
 from pubsub.testing.fixtures import Database
@@ -86,6 +87,37 @@ async def test_a_daemon_that_lost_its_session_proves_itself_again(
         assert await catalog.change_counter() == 0, "the one that was refused has moved nothing"
     await catalog.set_daemon()
     await catalog.let_go()
+
+
+async def test_a_command_that_lost_its_lock_goes_no_further(
+    catalog: Catalog, location: str, publisher: EmbeddedPostgres
+) -> None:
+    """The daemon has ended its pause, and runs workers again; another command's pause stays."""
+    sub = await catalog.create_subscription(new())
+
+    async def resync() -> None:
+        async with catalog.pause(sub.oid, "RESYNC"):
+            assert await catalog.end_abandoned_pause(sub.oid) is None
+            (session,) = sessions(publisher, location)
+            publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
+            assert "RESYNC" in str(await catalog.end_abandoned_pause(sub.oid))
+            async with await Catalog.open(location) as other:
+                await other.alter_subscription(sub.oid, paused="ANOTHER")
+            async with asyncio.timeout(300):
+                await asyncio.Event().wait()
+
+    with pytest.raises(PauseLost, match="lost its lock"):
+        await resync()
+    assert (await catalog.subscription(sub.oid)).paused == "ANOTHER"
+
+    # What a command raises itself comes as it is, and ends the pause.
+    async def refresh() -> None:
+        async with catalog.pause(sub.oid, "REFRESH"):
+            raise DuplicateObject("its own")
+
+    with pytest.raises(DuplicateObject):
+        await refresh()
+    assert (await catalog.subscription(sub.oid)).paused is None
 
 
 @pytest.mark.parametrize("stays", [True, False])
