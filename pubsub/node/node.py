@@ -243,7 +243,7 @@ class Node:
         while True:
             state = await self.catalog.state()
             subscription = _find(state, name)
-            self._check_worked_for(subscription)
+            await self._check_worked_for(subscription)
             lagging = _lagging(state, subscription, wanted)
             if not lagging:
                 return wanted
@@ -280,7 +280,17 @@ class Node:
         """Return the status that `pubsub status` shows."""
         from pubsub.node.status import from_state
 
-        return from_state(await self.state(), running_daemon(self.home))
+        state = await self.state()
+        daemon = running_daemon(self.home)
+        if (
+            daemon is None
+            and state.daemon is not None
+            and self._catalog is not None
+            and await self._catalog.has_daemon()
+        ):
+            # Another home's.
+            daemon = state.daemon.pid
+        return from_state(state, daemon)
 
     async def snapshot(self, name: str, at: Lsn | str | None = None, *, pin: str | None = None) -> Snapshot:
         """Return the versions of the subscription's tables that together show one LSN (pubsub.node.snapshot).
@@ -342,7 +352,7 @@ class Node:
 
         await self._look_for_node()
         subscription = await self.catalog.subscription(name)
-        self._check_worked_for(subscription)
+        await self._check_worked_for(subscription)
         session = Session(self.settings, self.catalog, lambda _: None, self._wake_workers)
         bounds = Bounds.of(self.settings.verify)
         verification = Verification(
@@ -449,13 +459,14 @@ class Node:
             error.message = f'subscription "{subscription.name}" {error.message}'
             raise
 
-    def _check_worked_for(self, subscription: Subscription) -> None:
+    async def _check_worked_for(self, subscription: Subscription) -> None:
         if not subscription.enabled:
             raise NotInPrerequisiteState(
                 f'subscription "{subscription.name}" is disabled',
                 hint="Use ALTER SUBSCRIPTION ... ENABLE.",
             )
-        if self._service is None and running_daemon(self.settings.home) is None:
+        # Of a catalog in a database, the daemon may be one of another home.
+        if self._service is None and running_daemon(self.home) is None and not await self.catalog.has_daemon():
             raise NotInPrerequisiteState(f'no daemon runs on node "{self.home}"', hint="Start one: pubsub daemon.")
 
     async def _read_state(self) -> State:

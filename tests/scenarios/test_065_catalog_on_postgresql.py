@@ -309,6 +309,9 @@ def test_a_command_from_another_home_waits_for_the_workers(
 
     async def disable(name: str) -> dict[int, object]:
         async with Node(settings.home, workers=False, settings=settings) as other:
+            await other.wait_for_catchup(name, timeout=300)
+            status = await other.status()
+            assert (status.daemon, status.subscriptions[0].error) == (os.getpid(), None)
             await other.execute(f"ALTER SUBSCRIPTION {name} DISABLE")
             assert node._node._service is not None
             return dict(node._node._service.launcher.runners)
