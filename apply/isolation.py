@@ -25,8 +25,9 @@ from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.identifiers import quote_identifier, quote_qualified
 
-# Connections, resources, an administrator, the system, other writers, internal errors: another attempt may succeed.
-_PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "XX"})
+# Connections, resources, an administrator, the system, other writers, how the daemon was started, internal errors: another
+# attempt may succeed.
+_PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "F0", "XX"})
 # A publisher that was restarted knows no snapshot from before (snapmgr.c: ImportSnapshot).
 _NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import NotInPrerequisiteState
 from pubsub.sql.mask_rules import MaskRule
 
 MaskKey = bytes
@@ -25,13 +25,19 @@ _GIVE_IT: Final = (
 )
 
 
+class WrongMaskKey(NotInPrerequisiteState):
+    """The process was started without the key, or with another one: no table's own failure."""
+
+    default_sqlstate = "F0000"
+
+
 def configured_key() -> bytes | None:
-    """Return the key in the environment; None if there is none.  Raises PubsubError (22023) for one that is too short."""
+    """Return the key in the environment; None if there is none.  Raises WrongMaskKey for one that is too short."""
     key = os.environb.get(VARIABLE.encode())
     if not key:
         return None
     if len(key) < SHORTEST:
-        raise PubsubError(f"{VARIABLE} has fewer than {SHORTEST} bytes", sqlstate="22023", hint=_GIVE_IT)
+        raise WrongMaskKey(f"{VARIABLE} has fewer than {SHORTEST} bytes", hint=_GIVE_IT)
     return key
 
 
@@ -43,16 +49,16 @@ def fingerprint_of(key: bytes) -> str:
 def require_key(relation: str, fingerprint: str | None, given: bytes = b"") -> bytes:
     """Return the key: `given`, or that in the environment.
 
-    `fingerprint`: that of the key that the table has; None: it has none yet.  Raises NotInPrerequisiteState if there is no key, or
+    `fingerprint`: that of the key that the table has; None: it has none yet.  Raises WrongMaskKey if there is no key, or
     another one.
     """
     key = given or configured_key()
     if key is None:
-        raise NotInPrerequisiteState(
+        raise WrongMaskKey(
             f'columns of table "{relation}" are masked by hash, and {VARIABLE} is not set', hint=_GIVE_IT
         )
     if fingerprint is not None and fingerprint_of(key) != fingerprint:
-        raise NotInPrerequisiteState(
+        raise WrongMaskKey(
             f'{VARIABLE} is not the key by which columns of table "{relation}" are masked',
             detail=f"The table's key has the fingerprint {fingerprint or '(none)'}, this one {fingerprint_of(key)}.",
             hint=f"Start the daemon with the table's key.  ALTER SUBSCRIPTION … RESYNC TABLE {relation} takes the new one.",
@@ -81,7 +87,7 @@ class Masks:
         return any(rule.name == "hash" for rule in self.rules.values())
 
     def key(self, relation: str, given: bytes = b"") -> bytes:
-        """Return the key (`given`, or the environment's); b"" if none is needed.  Raises NotInPrerequisiteState."""
+        """Return the key (`given`, or the environment's); b"" if none is needed.  Raises WrongMaskKey."""
         return require_key(relation, self.fingerprint, given) if self.are_keyed else b""
 
 

@@ -7,6 +7,7 @@ import pytest
 from apply.isolation import will_last
 from launcher.failures import cause_of, foreseen, typed
 from pubsub.errors import ConnectionFailure, DataCorrupted, InvalidValue, PubsubError
+from pubsub.masks import WrongMaskKey
 
 
 def test_the_first_cause_of_nested_groups() -> None:
@@ -76,6 +77,7 @@ def test_spark_errors_keep_their_message(text: str, message: str, sqlstate: str)
         (PubsubError("a bug"), False),
         (PubsubError('slot "x" is active', sqlstate="55006"), False),
         (PubsubError('snapshot "x" does not exist', sqlstate="42704"), False),
+        (WrongMaskKey("PUBSUB_MASK_KEY is not set"), False),
         (InvalidValue('column "c" of table "public.snapshots": no'), True),
     ],
 )
