@@ -75,11 +75,6 @@ async def publications(connection: Connection) -> list[Publication]:
     return [Publication(text(row[0]), *(truth(value) for value in row[1:])) for row in rows]
 
 
-async def own_tables(connection: Connection) -> list[tuple[str, str]]:
-    """Return schema and name of the tables that the role may publish, as their owner; partitions go with their root."""
-    return [(text(row[0]), text(row[1])) for row in await connection.query(_OWN_TABLES)]
-
-
 async def missing_publications(connection: Connection, names: Sequence[str]) -> list[str]:
     """Return those of `names` that do not exist on the publisher, in order."""
     rows = await connection.query(_EXISTING_PUBLICATIONS, [list(names)])
@@ -153,17 +148,6 @@ _PUBLICATIONS: Final = """
 SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
   FROM pg_publication
  ORDER BY pubname COLLATE "C"
-"""
-
-
-# pg_publication.c: is_publishable_class.
-_OWN_TABLES: Final = """
-SELECT n.nspname, c.relname
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition AND c.oid >= 16384
-       AND n.nspname NOT IN ('pg_catalog', 'pg_toast', 'information_schema')
-       AND pg_has_role(c.relowner, 'USAGE')
- ORDER BY 1, 2
 """
 
 

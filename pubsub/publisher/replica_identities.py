@@ -75,7 +75,7 @@ async def unfit_identities(
             "Replica identity must not contain unpublished generated columns."
             if refused
             else f'The replica identity of table "{name}" has {what}, which is not published.',
-            _full(definition),
+            full(definition),
             refused,
         )
     ]
@@ -104,13 +104,14 @@ async def _of_partitions(connection: Connection, root: TableDefinition, attnames
                 f'The replica identity of partition "{name}" is {has}; it is published as "{of_root}": {needed}.',
                 f"ALTER TABLE {quote_qualified(leaf.schema, leaf.name)} REPLICA IDENTITY DEFAULT;"
                 if by_default
-                else _full(leaf),
+                else full(leaf),
             )
         )
     return found
 
 
-def _full(table: TableDefinition) -> str:
+def full(table: TableDefinition) -> str:
+    """Return the SQL with which a table's updates and deletes are published without a key."""
     return f"ALTER TABLE {quote_qualified(table.schema, table.name)} REPLICA IDENTITY FULL;"
 
 

@@ -86,7 +86,7 @@ def test_from_nothing_to_rows(spark: Spark, tmp_path: Path) -> None:
             "ALTER SYSTEM SET wal_level = logical;",
             "-- and restart the server",
             "ALTER ROLE newcomer REPLICATION;",
-            'CREATE PUBLICATION shop FOR TABLE public."Odd Orders", more.items;',
+            'CREATE PUBLICATION shop FOR TABLE public."Odd Orders", more.items WITH (publish_via_partition_root = true);',
             "GRANT USAGE ON SCHEMA public TO newcomer;",
             'GRANT SELECT ON TABLE public."Odd Orders" TO newcomer;',
             "GRANT USAGE ON SCHEMA more TO newcomer;",
@@ -132,11 +132,137 @@ def test_a_dry_run_makes_nothing(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     ran = init(tmp_path / "node", f"{database.conninfo} password=hidden", "--dry-run", "--subscription", "s")
     assert ran.exit_code == 0, ran.output
-    assert f"CREATE PUBLICATION {database.name} FOR ALL TABLES;" in ran.stdout
+    assert f"CREATE PUBLICATION {database.name} FOR ALL TABLES WITH (publish_via_partition_root = true);" in ran.stdout
     assert "CREATE SUBSCRIPTION s CONNECTION" in ran.stdout
     assert "hidden" not in ran.output
     assert database.query("SELECT count(*) FROM pg_publication") == [(0,)]
     assert not (tmp_path / "node").exists()
+
+
+#: Writes of each kind to each table; a table that is published without a replica identity refuses them.
+WRITES = """
+UPDATE keyed SET t = 'b'; DELETE FROM keyed;
+UPDATE full_rows SET t = 'b'; DELETE FROM full_rows;
+UPDATE keyless SET t = 'b'; DELETE FROM keyless;
+UPDATE late SET t = 'b'; DELETE FROM late;
+UPDATE whole SET t = 'b'; DELETE FROM whole;
+UPDATE "In Parts" SET t = 'b'; DELETE FROM "In Parts";
+UPDATE parent SET t = 'b'; DELETE FROM parent;
+UPDATE made SET t = 'b'; DELETE FROM made;
+"""
+
+
+@pytest.mark.parametrize("owner", [False, True], ids=["superuser", "owner"])
+def test_the_publisher_goes_on_writing(database: Database, tmp_path: Path, owner: bool) -> None:
+    """What the new publication holds is judged before it is made: from then on PostgreSQL would refuse the writes."""
+    role = f"owner_{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN REPLICATION; GRANT CREATE ON DATABASE {database.name} TO {role}")
+    try:
+        database.execute(
+            f"""
+            {f"GRANT CREATE ON SCHEMA public TO {role}; SET ROLE {role};" if owner else ""}
+            CREATE TABLE keyed (id int PRIMARY KEY, t text);
+            CREATE TABLE full_rows (id int, t text);
+            ALTER TABLE full_rows REPLICA IDENTITY FULL;
+            CREATE TABLE keyless (id int, t text);
+            CREATE TABLE late (id int PRIMARY KEY DEFERRABLE, t text);
+            CREATE TABLE whole (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);
+            CREATE TABLE whole_1 PARTITION OF whole FOR VALUES FROM (0) TO (10);
+            CREATE TABLE whole_2 PARTITION OF whole FOR VALUES FROM (10) TO (20);
+            CREATE TABLE "In Parts" (id int, t text) PARTITION BY RANGE (id);
+            CREATE TABLE "Part 1" PARTITION OF "In Parts" (PRIMARY KEY (id)) FOR VALUES FROM (0) TO (10);
+            CREATE TABLE "Part 2" PARTITION OF "In Parts" FOR VALUES FROM (10) TO (20);
+            CREATE TABLE parent (id int PRIMARY KEY, t text);
+            CREATE TABLE child () INHERITS (parent);
+            CREATE TABLE made (t text, id int GENERATED ALWAYS AS (length(t)) STORED PRIMARY KEY);
+            INSERT INTO keyed VALUES (1, 'a');
+            INSERT INTO full_rows VALUES (1, 'a');
+            INSERT INTO keyless VALUES (1, 'a');
+            INSERT INTO late VALUES (1, 'a');
+            INSERT INTO whole VALUES (1, 'a'), (11, 'a');
+            INSERT INTO "In Parts" VALUES (1, 'a'), (11, 'a');
+            INSERT INTO parent VALUES (1, 'a');
+            INSERT INTO child VALUES (1, 'a');
+            INSERT INTO made VALUES ('a');
+            """
+        )
+        conninfo = database.server.conninfo(database.name, user=role) if owner else database.conninfo
+        ran = init(tmp_path / "node", conninfo, "--yes", "--publication", "p")
+        database.execute(WRITES)
+        assert ran.exit_code == 0, ran.output
+        published = database.query("SELECT tablename FROM pg_publication_tables WHERE pubname = 'p' ORDER BY 1")
+        assert [name for (name,) in published] == ["full_rows", "keyed", "parent", "whole"]
+        for left_out, change in (
+            ("keyless", "keyless"),
+            ("late", "late"),
+            ("In Parts", '"Part 2"'),
+            ("child", "child"),
+            ("made", "made"),
+        ):
+            assert f'WARNING:  table "public.{left_out}" is left out of the publication' in ran.stdout
+            assert f"    ALTER TABLE public.{change} REPLICA IDENTITY FULL;\n" in ran.stdout
+        assert 'ALTER TABLE public."Part 1"' not in ran.stdout
+        ran = CliRunner().invoke(app, ["--home", str(tmp_path / "node"), "sql", "DROP SUBSCRIPTION p"])
+        assert ran.exit_code == 0, ran.output
+    finally:
+        database.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_table_without_a_key_is_not_published_by_name(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        """
+        CREATE TABLE t (id int PRIMARY KEY);
+        CREATE TABLE keyless (id int);
+        CREATE TABLE parent (id int PRIMARY KEY);
+        CREATE TABLE child () INHERITS (parent)
+        """
+    )
+    tables = ("--table", "t", "--table", "keyless", "--table", "parent")
+    assert changes(init(tmp_path / "node", database.conninfo, "--yes", *tables))[:2] == [
+        "ALTER TABLE public.keyless REPLICA IDENTITY FULL;",
+        "ALTER TABLE public.child REPLICA IDENTITY FULL;",
+    ]
+    assert database.query("SELECT count(*) FROM pg_publication") == [(0,)]
+    assert not (tmp_path / "node").exists()
+
+
+def test_no_table_can_be_published(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE keyless (id int)")
+    found = changes(init(tmp_path / "node", database.conninfo, "--yes"))
+    assert found[0] == "ALTER TABLE public.keyless REPLICA IDENTITY FULL;"
+    assert found[1].startswith("CREATE PUBLICATION")
+    assert "FOR ALL TABLES" in found[1]
+    assert database.query("SELECT count(*) FROM pg_publication") == [(0,)]
+
+
+def test_a_publication_that_is_of_no_use_is_dropped(database: Database, tmp_path: Path) -> None:
+    database.execute('CREATE TABLE t (id int PRIMARY KEY, "Id" int)')
+    ran = init(tmp_path / "node", database.conninfo, "--yes")
+    assert ran.exit_code == 1
+    assert 'columns "id", "Id" of table "public.t" differ only in case' in ran.stdout
+    assert "DROP PUBLICATION" in ran.stdout
+    assert database.query("SELECT count(*) FROM pg_publication") == [(0,)]
+    # As much if it is the subscription that cannot be made; a publication of others stays.
+    database.execute('ALTER TABLE t DROP "Id"; CREATE PUBLICATION theirs FOR TABLE t')
+    ran = init(tmp_path / "node", database.conninfo, "--yes", "--publication", "theirs", "--subscription", "s")
+    assert ran.exit_code == 0, ran.output
+    for publication in ("ours", "theirs"):
+        ran = init(tmp_path / "node", database.conninfo, "--yes", "--publication", publication, "--subscription", "s")
+        assert ran.exit_code == 1
+        assert 'ERROR:  subscription "s" already exists' in ran.stderr
+        assert database.query("SELECT pubname FROM pg_publication") == [("theirs",)]
+    ran = CliRunner().invoke(app, ["--home", str(tmp_path / "node"), "sql", "DROP SUBSCRIPTION s"])
+    assert ran.exit_code == 0, ran.output
+
+
+@pytest.mark.parametrize("how", ["--yes", "--dry-run"])
+def test_one_of_several_publications_is_not_guessed(database: Database, tmp_path: Path, how: str) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q")
+    ran = init(tmp_path / "node", database.conninfo, how)
+    assert ran.exit_code == 1
+    assert 'there are several publications: "p", "q"' in ran.stderr
+    assert "--publication" in ran.stderr
+    assert database.query("SELECT count(*) FROM pg_publication") == [(2,)]
 
 
 def test_nothing_is_overwritten(database: Database, tmp_path: Path) -> None:
