@@ -2,7 +2,8 @@
 
 SIGTERM, SIGINT   drain: commit and report what was received, for drain_timeout at most; then end
 a second SIGINT   end at once; the next daemon receives again what was not committed
-SIGHUP            read and check pubsub.toml again; if it has changed, restart the workers with it
+SIGHUP            read and check pubsub.toml again; if it has changed, restart the workers with it, or with what they had
+                  if it cannot be served
 """
 
 from __future__ import annotations
@@ -76,9 +77,20 @@ async def _serve(common: Common, recent: logs.RecentEvents) -> int:
     # believe that nobody has it.
     async with manager.watched():
         with DaemonLock.acquire(settings.home) as lock:
-            again = True
+            again, before = True, None
             while again:
-                settings, again = await _serve_with(settings, common, wanted, manager, observed, lock)
+                serving = asyncio.Event()
+                try:
+                    found, again = await _serve_with(settings, common, wanted, manager, observed, lock, serving)
+                except Exception as error:
+                    # What a settings file says can be right, and yet not be served: a port may be taken, a host or the
+                    # catalog may not be found.
+                    if serving.is_set() or before is None:
+                        raise
+                    _not_taken(typed(error))
+                    settings, before = before, None
+                else:
+                    settings, before = found, settings
     logger.info("daemon has ended")
     return 0
 
@@ -90,8 +102,12 @@ async def _serve_with(
     manager: ServiceManager,
     observed: Observed,
     lock: DaemonLock,
+    serving: asyncio.Event,
 ) -> tuple[Settings, bool]:
-    """Serve until a signal ends it; return the settings, and whether to serve again, with these."""
+    """Serve until a signal ends it; return the settings, and whether to serve again, with these.
+
+    `serving` is set when all of the settings are served.
+    """
     async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
         service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
         try:
@@ -107,6 +123,7 @@ async def _serve_with(
                             http=http,
                             pid=os.getpid(),
                         )
+                        serving.set()
                         manager.tell("READY=1")
                         settings, again = await _until_signalled(service, doors, wanted, settings)
                         if not again:
@@ -168,13 +185,7 @@ async def _until_signalled(
             try:
                 found = Settings.load(settings.home)
             except PubsubError as error:
-                logger.error(
-                    "settings were not taken",
-                    reason=error.message,
-                    detail=error.detail,
-                    hint=error.hint,
-                    context=error.context,
-                )
+                _not_taken(error)
                 continue
             if found == settings:
                 logger.info("settings are unchanged")
@@ -186,6 +197,16 @@ async def _until_signalled(
     finally:
         failing.cancel()
         await asyncio.gather(failing, return_exceptions=True)
+
+
+def _not_taken(error: PubsubError) -> None:
+    logger.error(
+        "settings were not taken",
+        reason=error.message,
+        detail=error.detail,
+        hint=error.hint,
+        context=error.context,
+    )
 
 
 async def _failed(service: Service, doors: Doors) -> None:
