@@ -14,17 +14,17 @@ logger = structlog.get_logger()
 
 
 def lag(figures: Figures, now: float) -> float | None:
-    """Return the seconds from a commit on the publisher until it is durable in Delta; None before the first one.
+    """Return the seconds from a commit on the publisher until it is durable in Delta; None if there was none yet.
 
     `now` is time.monotonic().  While changes wait and none becomes durable the lag grows, whatever it was for the last
-    one.
+    one, and before the first one, too: it is not known yet when that was committed, but since when it waits.
     """
     if figures.caught_up:
         return 0.0
     latest, since = figures.lag.latest, figures.behind_since
-    if latest is None or since is None:
+    if since is None:
         return latest
-    return max(latest, now - since)
+    return max(latest or 0.0, now - since)
 
 
 class WaitLog:
