@@ -37,7 +37,7 @@ from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 Row = Mapping[Any, Any]
 
 #: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 
 #: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
 _NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}

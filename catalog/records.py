@@ -431,7 +431,8 @@ class Verification:
     not compared: the table was not ready, had stopped, or cannot be compared; failed: the comparison was not finished;
     `reason` and `hint` say why.  `rows` and `delta_rows`: how many each side has (of a sample, how many were looked at).
     `missing`: rows that only the publisher has, `extra`: only Delta, `different`: of one key.  `ranges_left`: ranges that
-    differ and were not looked at.  `repaired`: rows that were copied anew.  `equal_at`: when the sides were last found equal.
+    differ and were not looked at.  `repaired`: rows that were copied anew.  `equal_at`: when the sides were last found equal,
+    `differed_at`: when not.
     """
 
     subid: int
@@ -452,6 +453,22 @@ class Verification:
     reason: str | None = None
     hint: str | None = None
     equal_at: datetime | None = None
+    differed_at: datetime | None = None
+
+    @property
+    def compared_at(self) -> datetime | None:
+        """When a comparison was last finished; None if none was."""
+        # Catalogs of earlier versions have no time for a difference.
+        if self.outcome in ("equal", "different"):
+            return self.finished
+        return max((one for one in (self.equal_at, self.differed_at) if one is not None), default=None)
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether the sides were equal when a comparison was last finished; None if none was."""
+        if self.outcome in ("equal", "different"):
+            return self.outcome == "equal"
+        return None if self.compared_at is None else self.compared_at != self.differed_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,6 +332,7 @@ verification: Final = Table(
     Column("reason", Text),
     Column("hint", Text),
     Column("equal_at", UtcTime),
+    Column("differed_at", UtcTime),
 )
 
 COUNTERS: Final = (

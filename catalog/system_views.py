@@ -183,7 +183,8 @@ def _verification(state: State) -> Iterator[Row]:
             continue
         yield (
             v.subid, names[v.subid], v.relid, _name(relation), v.outcome, _lsn(v.lsn), v.started, v.finished, v.equal_at,
-            v.sampled, v.rows, v.delta_rows, v.missing, v.extra, v.different, v.ranges_left, v.repaired, v.reason, v.hint,
+            v.differed_at, v.sampled, v.rows, v.delta_rows, v.missing, v.extra, v.different, v.ranges_left, v.repaired,
+            v.reason, v.hint,
         )  # fmt: skip
 
 
@@ -340,7 +341,7 @@ VIEWS: Final = {
                 OID relid
                 TEXT relation outcome
                 LSN lsn
-                TIME started finished equal_at
+                TIME started finished equal_at differed_at
                 BOOL sampled
                 BIGINT rows delta_rows missing extra different ranges_left repaired
                 TEXT reason hint"""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -95,17 +96,41 @@ class Verifier:
 
 
 def tell(report: Mapping[str, Any]) -> None:
-    """Log what a verification has found."""
-    tables = report["tables"]
-    fields = {"subscription": report["subscription"], "lsn": report["lsn"], "tables": len(tables)}
-    wrong = [name for name, table in tables.items() if table["outcome"] in {"different", "failed"}]
-    if not wrong:
-        logger.info("tables are equal", seconds=report["seconds"], **fields)
-        return
-    more = len(wrong) - _NAMED
-    logger.error(
-        "tables differ from the publisher's",
-        relation=", ".join(wrong[:_NAMED]) + (f" and {more} more" if more > 0 else ""),
-        hint=f"pubsub verify {report['subscription']} names the rows; --repair copies them anew.",
-        **fields,
-    )
+    """Log what a verification has found, an event for each outcome that there is."""
+    subscription = report["subscription"]
+    by_outcome: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, table in report["tables"].items():
+        by_outcome[table["outcome"]][name] = table
+
+    def fields(outcome: str) -> dict[str, Any]:
+        tables = by_outcome[outcome]
+        first = next(iter(tables.values()))
+        return {
+            "subscription": subscription,
+            "lsn": report["lsn"],
+            "tables": len(tables),
+            "relation": _named(list(tables)),
+            "reason": first["reason"],
+            "hint": first["hint"],
+        }
+
+    if "different" in by_outcome:
+        hint = f"pubsub verify {subscription} names the rows; --repair copies them anew."
+        logger.error("tables differ from the publisher's", **(fields("different") | {"hint": hint}))
+    if "failed" in by_outcome:
+        logger.error("verification of tables failed", **fields("failed"))
+    if "not compared" in by_outcome:
+        logger.warning("tables were not compared", **fields("not compared"))
+    if equal := by_outcome.get("equal"):
+        logger.info(
+            "tables are equal",
+            subscription=subscription,
+            lsn=report["lsn"],
+            tables=len(equal),
+            seconds=report["seconds"],
+        )
+
+
+def _named(relations: Sequence[str]) -> str:
+    more = len(relations) - _NAMED
+    return ", ".join(relations[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -260,6 +260,10 @@ def _table(one: Document, name: int, columns: Sequence[str], *, several: bool, n
         numbers = ", ".join(f"{verified[kind]:,} {kind}" for kind in ("missing", "extra", "different"))
         text_ = verified["reason"] or f"differs from the publisher's: {numbers}"
         found += _problem("WARNING", text_, None, verified["hint"], "yellow", "    ")
+    if verified is not None and verified["outcome"] != "different" and verified["equal"] is False:
+        found += _problem(
+            "WARNING", "differed from the publisher's when it was last compared", None, None, "yellow", "    "
+        )
     if one["foreign_commit"]:
         found += _problem("WARNING", f"written by others: {one['foreign_commit']}", None, None, "yellow", "    ")
     return found

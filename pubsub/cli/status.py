@@ -156,16 +156,23 @@ def verified(one: SubscriptionStatus) -> list[Text]:
     found = [(row.name, row.verification) for row in one.tables if row.verification is not None]
     if not found:
         return []
-    wrong = [name for name, verification in found if verification.outcome in {"different", "failed"}]
-    if not wrong:
+    wrong = [name for name, verification in found if verification.equal is False]
+    failed = [name for name, verification in found if verification.outcome == "failed" and name not in wrong]
+    if not wrong and not failed:
         oldest = min(verification.finished for _, verification in found)
         equal = sum(verification.outcome == "equal" for _, verification in found)
         return [
             line(f"    verified: {equal} of {len(one.tables)} tables equal, at {oldest:%Y-%m-%d %H:%M:%S} UTC or later")
         ]
-    differ = "differs from the publisher's" if len(wrong) == 1 else "differ from the publisher's"
-    hint = f"pubsub verify {one.name} names the rows; --repair copies them anew."
-    return _warning(Warned(f"{_listed(wrong)} {differ}", hint=hint), "    ")
+    parts = []
+    if wrong:
+        differ = "differs from the publisher's" if len(wrong) == 1 else "differ from the publisher's"
+        hint = f"pubsub verify {one.name} names the rows; --repair copies them anew."
+        parts += _warning(Warned(f"{_listed(wrong)} {differ}", hint=hint), "    ")
+    if failed:
+        reason = next(verification.reason for name, verification in found if name == failed[0])
+        parts += _warning(Warned(f"{_listed(failed)} could not be verified", detail=reason), "    ")
+    return parts
 
 
 def _wait(wait: Warned, indent: str, who: str) -> list[Text]:

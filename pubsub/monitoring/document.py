@@ -71,7 +71,7 @@ class _Listed:
             status.stopped
             or status.error is not None
             or (status.waiting is not None and status.waiting.hint is not None)
-            or (verified is not None and verified.outcome in ("different", "failed"))
+            or (verified is not None and (verified.outcome == "failed" or verified.equal is False))
         )
 
     @property

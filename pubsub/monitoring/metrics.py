@@ -110,7 +110,7 @@ def families(picture: Picture) -> Iterator[Metric]:
     yield from _live(picture, named)
     yield from _tables([(s.name, table) for s in subscriptions.values() for table in s.tables])
     yield from _changes(picture, named)
-    yield from _verifications([(s.name, table) for s in subscriptions.values() for table in s.tables])
+    yield from _verifications(picture, [(s.name, table) for s in subscriptions.values() for table in s.tables])
     yield from _copies(picture, named)
     yield from _slots(picture, subscriptions)
     yield from _streams(picture)
@@ -367,13 +367,31 @@ def _changes(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
     )
 
 
-def _verifications(tables: Sequence[tuple[str, TableStatus]]) -> Iterator[Metric]:
+def _verifications(picture: Picture, tables: Sequence[tuple[str, TableStatus]]) -> Iterator[Metric]:
     kept = [((sub, t.name), t.verification) for sub, t in tables if t.verification is not None]
     yield _gauge(
         "pubsub_verification_equal",
-        "Whether the last verification found the table equal to the publisher's.",
+        "Whether the last verification that could compare the table found it equal to the publisher's.",
         _TABLE,
-        [(n, v.outcome == "equal") for n, v in kept if v.outcome in ("equal", "different")],
+        [(n, v.equal) for n, v in kept],
+    )
+    yield _gauge(
+        "pubsub_verification_compared_seconds",
+        "When a verification last could compare the table, in seconds since 1970.",
+        _TABLE,
+        [(n, None if v.compared_at is None else _epoch(v.compared_at)) for n, v in kept],
+    )
+    yield _gauge(
+        "pubsub_verification_failed",
+        "Whether the last verification of the table failed.",
+        _TABLE,
+        [(n, v.outcome == "failed") for n, v in kept],
+    )
+    yield _gauge(
+        "pubsub_verification_interval_seconds",
+        "How often subscriptions are verified by themselves; not there if they are not.",
+        (),
+        [((), picture.verify_interval or None)],
     )
     yield _gauge(
         "pubsub_verification_finished_seconds",
@@ -383,9 +401,14 @@ def _verifications(tables: Sequence[tuple[str, TableStatus]]) -> Iterator[Metric
     )
     yield _gauge(
         "pubsub_verification_rows",
-        "Rows that differed in the last verification: missing here, extra here, or different.",
+        "Rows that differed in the last verification, if it could compare the table: missing here, extra here, or different.",
         (*_TABLE, "kind"),
-        [((*n, kind), getattr(v, kind)) for n, v in kept for kind in ("missing", "extra", "different")],
+        [
+            ((*n, kind), getattr(v, kind))
+            for n, v in kept
+            if v.outcome in ("equal", "different")
+            for kind in ("missing", "extra", "different")
+        ],
     )
 
 

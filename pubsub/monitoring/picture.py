@@ -58,7 +58,7 @@ class Picture:
 
     `live`: by subscription's oid, where an apply worker runs.  `slots` and `streams` are rows of pg_replication_slots and
     pg_stat_replication, each with the server that has them: "walsender" or "node".  `upstream_position`: up to where the
-    walsender has the upstream server's WAL; None without one.
+    walsender has the upstream server's WAL; None without one.  `verify_interval`: the setting, in seconds; 0: never.
     """
 
     state: State
@@ -68,6 +68,7 @@ class Picture:
     streams: Sequence[tuple[str, Mapping[str, Any]]] = ()
     upstream_position: int | None = None
     jvm_pid: int | None = None
+    verify_interval: float = 0.0
 
 
 class Pictures:
@@ -109,4 +110,13 @@ class Pictures:
             slots += [("node", node_slot_row(one)) for one in self._backend.publisher.slots]
             streams += [("node", one.row()) for one in self._backend.publisher.streams]
         jvm = service.engine.jvm_pid if service is not None else None
-        return Picture(state, from_state(state, os.getpid()), live, slots, streams, position, jvm)
+        return Picture(
+            state,
+            from_state(state, os.getpid()),
+            live,
+            slots,
+            streams,
+            position,
+            jvm,
+            self._node.settings.verify.interval,
+        )

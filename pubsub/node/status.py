@@ -358,6 +358,8 @@ def _verification_json(one: Verification | None) -> dict[str, Any] | None:
         "lsn": _text(one.lsn),
         "finished": one.finished.isoformat(),
         "equal_at": one.equal_at.isoformat() if one.equal_at is not None else None,
+        "equal": one.equal,
+        "differed_at": one.differed_at.isoformat() if one.differed_at is not None else None,
         "sampled": one.sampled,
         "missing": one.missing,
         "extra": one.extra,

@@ -228,6 +228,8 @@ function updateTable(made, one) {
     const text = verified.outcome === "failed" ? `Could not be verified: ${verified.reason ?? ""}` : `Differs from the publisher's: ${numbers} (${clock(verified.finished)})`;
     list.push({ kind: verified.outcome === "failed" ? "warn" : "", text, hint: verified.hint ?? "pubsub verify names the rows; --repair copies them anew." });
   }
+  if (verified && verified.outcome !== "different" && verified.equal === false)
+    list.push({ kind: "", text: `Differed from the publisher's when it was last compared (${clock(verified.differed_at)}).`, hint: "pubsub verify names the rows; --repair copies them anew." });
   list.push(...waits(one.waiting));
   problems(made.problems, list);
 }

@@ -52,8 +52,10 @@ class TableReport:
     ) -> Verification:
         """Return what the catalog keeps; `before` is what it has of an earlier comparison."""
         equal_at = finished if self.outcome == "equal" else None
-        if equal_at is None and before is not None and before.generation == relation.copy_generation:
-            equal_at = before.equal_at
+        differed_at = finished if self.outcome == "different" else None
+        if before is not None and before.generation == relation.copy_generation:
+            equal_at = equal_at or before.equal_at
+            differed_at = differed_at or (before.compared_at if before.equal is False else before.differed_at)
         return Verification(
             relation.subid,
             relation.relid,
@@ -73,6 +75,7 @@ class TableReport:
             self.reason,
             self.hint,
             equal_at,
+            differed_at,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -40,6 +40,9 @@ WELL: Final = {
     "pg_stat_subscription_stats_confl_update_missing_total{S}": "3x120",
     "pg_stat_subscription_stats_confl_insert_exists_total{S}": "0x120",
     "pubsub_verification_equal{S,T}": "1x120",
+    "pubsub_verification_failed{S,T}": "0x120",
+    "pubsub_verification_interval_seconds": "1800x120",
+    "pubsub_verification_compared_seconds{S,T}": "0x40 2000x40 5000x40",
     "pubsub_table_deleted_row_ratio{S,T}": "0.2x120",
 }
 
@@ -59,6 +62,8 @@ _BAD: Final[Mapping[str, Mapping[str, str]]] = {
     "PubsubCopyStalls": {"pg_stat_progress_copy_tuples_processed{S,T}": "5000x120"},
     "PubsubConflicts": {"pg_stat_subscription_stats_confl_insert_exists_total{S}": "0x110 1x10"},
     "PubsubTableDiffers": {"pubsub_verification_equal{S,T}": "0x120"},
+    "PubsubVerificationFails": {"pubsub_verification_failed{S,T}": "1x120"},
+    "PubsubVerificationLate": {"pubsub_verification_compared_seconds{S,T}": "0x120"},
     "PubsubTableWorn": {"pubsub_table_deleted_row_ratio{S,T}": "0.6x120"},
 }
 _CASES: Final[list[tuple[Mapping[str, str], str | None]]] = [
@@ -68,6 +73,8 @@ _CASES: Final[list[tuple[Mapping[str, str], str | None]]] = [
     # What is disabled fails nobody; what lasts a moment is not told.
     ({"pg_subscription_subenabled{S}": "0x120", "pubsub_subscription_workers{S}": "0x120"}, None),
     ({"pubsub_subscription_error{S}": "0x118 1x2"}, None),
+    # What is verified by hand alone is never late.
+    ({"pubsub_verification_compared_seconds{S,T}": "0x120", "pubsub_verification_interval_seconds": "_x120"}, None),
     ({"pg_stat_subscription_lag_seconds{S}": "2x115 900x5"}, None),
 ]
 

@@ -19,6 +19,7 @@ from catalog.records import (
     CopyProgress,
     NodeRow,
     OriginStatus,
+    Outcome,
     PublisherStatus,
     State,
     Subscription,
@@ -38,6 +39,7 @@ from pubsub.monitoring.metrics import exposition
 from pubsub.monitoring.picture import Live, Picture
 from pubsub.monitoring.readiness import obstacles
 from pubsub.node.status import from_state
+from pubsub.node.verify.report import TableReport
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
 from tests.support.exposition import OPENMETRICS, samples, value
@@ -115,6 +117,7 @@ def picture(**changes: Any) -> Picture:
         (("node", {**stream, "sent_lsn": "0/10", "flush_lsn": None}),),
         0x700,
         os.getpid(),
+        86400.0,
     )
     return replace(found, **changes)
 
@@ -147,6 +150,9 @@ def test_prometheus_parser_reads_what_the_catalog_and_the_workers_know() -> None
     assert of("pubsub_table_changes_total", relation=f"public.{ODD}", kind="update") == 5
     assert of("pubsub_table_stopped", relation="public.stopped") == 1
     assert of("pubsub_verification_equal", relation=f"public.{ODD}") == 0
+    assert of("pubsub_verification_failed", relation=f"public.{ODD}") == 0
+    assert of("pubsub_verification_compared_seconds", relation=f"public.{ODD}") == TIME.timestamp()
+    assert value(found, "pubsub_verification_interval_seconds") == 86400
     assert of("pubsub_verification_rows", relation=f"public.{ODD}", kind="missing") == 2
     assert of("pg_stat_progress_copy_tuples_processed", relation="public.copied") == 10
     assert of("pg_stat_progress_copy_tuples_processed", relation=f"public.{ODD}") is None, "its copy has ended"
@@ -200,6 +206,34 @@ def test_what_is_unknown_has_no_sample() -> None:
         rows=(), storage=(), verifications=(),
     )  # fmt: skip
     assert samples(exposition(Picture(empty, from_state(empty, 1), {}), OPENMETRICS)[1].decode())
+
+
+@pytest.mark.parametrize("outcome", ["failed", "not compared"])
+def test_a_table_that_differed_does_so_until_it_is_found_equal(outcome: Outcome) -> None:
+    """A later verification that could not compare the table neither mends it nor ends the alert."""
+    later = TIME + timedelta(days=1)
+    one = relation(1, ODD)
+    differs = TableReport("t", "different", missing=2).record(one, TIME, TIME, None)
+    equal = TableReport("t", "equal").record(one, TIME, TIME, None)
+    for before, shown in ((differs, 0), (replace(differs, differed_at=None), 0), (equal, 1), (None, None)):
+        record = TableReport("t", outcome, reason="none").record(one, later, later, before)
+        for last, expected in ((record, shown), (TableReport("t", outcome).record(one, later, later, record), shown)):
+            whole = picture()
+            state = replace(whole.state, verifications=(last,))
+            found = samples(
+                exposition(replace(whole, state=state, status=from_state(state, 1)), OPENMETRICS)[1].decode()
+            )
+            labels = {"subname": "s", "relation": f"public.{ODD}"}
+            assert value(found, "pubsub_verification_equal", **labels) == expected
+            assert value(found, "pubsub_verification_failed", **labels) == (outcome == "failed")
+            compared = value(found, "pubsub_verification_compared_seconds", **labels)
+            assert compared == (None if expected is None else TIME.timestamp())
+            assert value(found, "pubsub_verification_rows", **labels, kind="missing") is None
+    mended = TableReport("t", "equal").record(one, later, later, differs)
+    assert (mended.equal, TableReport("t", "failed").record(one, later, later, mended).equal) == (True, True)
+    # Another copy of the table has nothing of it.
+    again = replace(one, copy_generation=2)
+    assert TableReport("t", outcome).record(again, later, later, differs).equal is None
 
 
 def test_a_thousand_tables_take_no_more_than_some_megabytes() -> None:
