@@ -1,6 +1,7 @@
 """Verify each subscription by itself, as often as the settings say, one after the other (pubsub.node.verify).
 
-A subscription is due `interval` after its last verification began, within the window.  How one is verified comes from above,
+A table is due `interval` after its last verification began, within the window; the tables of a subscription that are due
+are verified together.  So one that was verified by hand puts off no other.  How one is verified comes from above,
 since it uses the commands' side: the daemon runs `pubsub verify` in a process of its own, which takes the work from its
 interpreter, and a pubsub.Node verifies in its own process.
 """
@@ -11,7 +12,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import structlog
@@ -22,14 +23,17 @@ from catalog.store import Catalog
 from launcher.failures import typed
 from pubsub.errors import PubsubError
 from pubsub.setting_tables import VerifySettings
+from pubsub.sql.identifiers import quote_qualified
 
-Verify = Callable[[str, bool], Awaitable[Mapping[str, Any]]]
-"""Verifies the subscription of that name, by a sample or not; returns the document of `pubsub verify --json`."""
+Verify = Callable[[str, Sequence[str], bool], Awaitable[Mapping[str, Any]]]
+"""Verifies tables of a subscription (names as in SQL; none: all), by a sample or not; returns what `pubsub verify --json` prints."""
 
 #: How often the time of the next verification is looked at, in seconds.
 _LOOK: Final = 10.0
 #: How long a subscription is left alone whose verification could not be done, in seconds, if the interval is longer.
 _AFTER_FAILURE: Final = 600.0
+#: The most tables that are named to a verification, since they are arguments of a process; the others are due the next time.
+_AT_ONCE: Final = 1000
 #: How many tables are named in the log.
 _NAMED: Final = 5
 
@@ -58,31 +62,35 @@ class Verifier:
             except PubsubError as error:
                 logger.warning("verifications could not be looked for", reason=error.message)
                 continue
-            for subscription in due:
-                await self._run(subscription, self._verify)
+            for subscription, tables in due:
+                await self._run(subscription, tables, self._verify)
 
-    def _due(self, state: State) -> list[Subscription]:
-        """Return the subscriptions to verify now, those that were verified longest ago first."""
-        began: dict[int, datetime] = {}
-        for one in state.verifications:
-            began[one.subid] = max(one.started, began.get(one.subid, one.started))
-        ready = {one.subid for one in state.relations if one.state is RelState.READY and not one.stopped}
-        now, again = datetime.now(UTC), time.monotonic() - min(_AFTER_FAILURE, self._settings.interval)
-        first = datetime.min.replace(tzinfo=UTC)
-        due = [
-            one
-            for one in state.subscriptions
-            if one.enabled
-            and one.oid in ready
-            and (now - began.get(one.oid, first)).total_seconds() >= self._settings.interval
-            and self._tried.get(one.oid, again) <= again
-        ]
-        return sorted(due, key=lambda one: began.get(one.oid, first))
+    def _due(self, state: State) -> list[tuple[Subscription, Sequence[str]]]:
+        """Return what to verify now, longest ago first: subscriptions, and which of their tables (none: all)."""
+        never = datetime.min.replace(tzinfo=UTC)
+        began = {
+            (one.subid, one.relid, one.generation): one.started for one in state.verifications if one.lsn is not None
+        }
+        ready: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
+        for one in state.relations:
+            if one.state is RelState.READY and not one.stopped:
+                key = (one.subid, one.relid, one.copy_generation)
+                ready[one.subid].append((began.get(key, never), quote_qualified(one.schema, one.name)))
+        before = datetime.now(UTC) - timedelta(seconds=self._settings.interval)
+        again = time.monotonic() - min(_AFTER_FAILURE, self._settings.interval)
+        found = []
+        for subscription in state.subscriptions:
+            tables = ready[subscription.oid]
+            due = sorted(one for one in tables if one[0] <= before)
+            if due and subscription.enabled and self._tried.get(subscription.oid, again) <= again:
+                names = () if len(due) == len(tables) else tuple(name for _, name in due[:_AT_ONCE])
+                found.append((due[0][0], subscription, names))
+        return [(subscription, names) for _, subscription, names in sorted(found, key=lambda one: one[0])]
 
-    async def _run(self, subscription: Subscription, verify: Verify) -> None:
+    async def _run(self, subscription: Subscription, tables: Sequence[str], verify: Verify) -> None:
         self._tried[subscription.oid] = time.monotonic()
         try:
-            report = await verify(subscription.name, self._settings.sample)
+            report = await verify(subscription.name, tables, self._settings.sample)
         except Exception as error:
             known = typed(error)
             logger.warning(

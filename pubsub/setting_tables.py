@@ -294,7 +294,7 @@ def _place(listen: str, example: str) -> tuple[str, int]:
 class VerifySettings(Table):
     """The table [verify]: how tables are compared with the publisher's, and when by themselves (launcher/verifier.py).
 
-    `interval`: how often the daemon verifies each subscription, in seconds (0: never), within `window`; with `sample` only
+    `interval`: how often the daemon verifies each table, in seconds (0: never), within `window`; with `sample` only
     `sample_rows` rows of each table.  `connections`: sessions on the publisher, each of which takes one core there at most;
     `max_rate`: bytes of its tables that they read per second (0: no limit).  `timeout`: how long a verification may hold a
     snapshot there, in seconds (0: no limit).

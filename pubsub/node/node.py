@@ -361,8 +361,8 @@ class Node:
         asked = Lsn.parse(at) if isinstance(at, str) else at
         return await verification.run(Wanted(tuple(tables), asked, sample, repair, show))
 
-    async def _verify_by_itself(self, name: str, sample: bool) -> Mapping[str, Any]:
-        return (await self.verify(name, sample=sample, show=0)).as_json()
+    async def _verify_by_itself(self, name: str, tables: Sequence[str], sample: bool) -> Mapping[str, Any]:
+        return (await self.verify(name, tables, sample=sample, show=0)).as_json()
 
     async def _change_pins(self, kind: str, name: str, paths: Sequence[str]) -> None:
         """Pin or release tables: by the daemon that runs on this node, or else by a Spark of this process."""

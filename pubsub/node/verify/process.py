@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +16,19 @@ from pubsub.errors import PubsubError
 _PATIENCE: Final = 30.0
 
 
-async def run(home: Path, subscription: str, sample: bool) -> Mapping[str, Any]:
-    """Verify a subscription of the node at `home`; return the document.  Raises PubsubError with the command's error."""
-    arguments = ["-m", "pubsub.cli", "--home", str(home), "verify", subscription, "--json", "--show", "0"]
+async def run(home: Path, subscription: str, tables: Sequence[str], sample: bool) -> Mapping[str, Any]:
+    """Verify tables of a subscription of the node at `home` (none: all); return the document.
+
+    Raises PubsubError with the command's error.
+    """
+    arguments = ["-m", "pubsub.cli", "--home", str(home), "verify", "--json", "--show", "0"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
         *(["--sample"] if sample else []),
+        "--",
+        subscription,
+        *tables,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
