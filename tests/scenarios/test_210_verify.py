@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
+from catalog.records import SubscriptionRel
 from launcher import repairs
+from pubsub.digest import source as digest_source
+from pubsub.errors import PubsubError
+from pubsub.node.verify import comparison, verification
+from pubsub.node.verify.comparison import Pace
 from pubsub.node.verify.repair import Broken, Repair, Repaired
 from pubsub.node.verify.report import Report, TableReport
-from pubsub.node.verify.verification import Bounds
+from pubsub.node.verify.verification import Bounds, _Tables
 from tests.scenarios.test_036_snapshots import BANK, OPENING, writers
 from tests.support.replica import Replica, wait_until
+
+
+class Clock:
+    """A time that waits alone move; stands for the event by which a verification is stopped, too."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+    def is_set(self) -> bool:
+        return False
 
 
 def verify(replica: Replica, *tables: str, **wanted: Any) -> Report:
@@ -139,6 +163,88 @@ def assert_followed(replica: Replica) -> None:
     assert set(outcomes(report).values()) == {"equal"}, report
     replica.assert_equal(*(table for table in RENAMINGS if table != "closed"))
     replica.assert_equal("closed", columns=["id", "d"])
+
+
+def test_every_table_has_its_turn(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longest not verified first; one that the time does not suffice for goes behind the others."""
+    replica.execute(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in "abcd"),
+        "CREATE PUBLICATION p FOR TABLE a, b, c, d",
+    )
+    replica.subscribe()
+    replica.caught_up()
+    compared: list[str] = []
+    slow: set[str] = set()
+    compare = _Tables.compare
+
+    async def noted(tables: _Tables, relation: SubscriptionRel, *rest: Any) -> TableReport:
+        compared.append(relation.name)
+        if relation.name in slow:
+            raise TimeoutError
+        return await compare(tables, relation, *rest)
+
+    monkeypatch.setattr(_Tables, "compare", noted)
+
+    def order() -> str:
+        compared.clear()
+        report = verify(replica)
+        assert [table.relation for table in report.tables] == [f"public.{name}" for name in "abcd"]
+        return "".join(compared)
+
+    verify(replica, "b")
+    assert order() == "acdb"
+    verify(replica, "c")
+    assert order() == "abdc"
+    verify(replica, "d", "c")
+    slow.add("a")
+    with pytest.raises(PubsubError, match="the verification was not done within"):
+        order()
+    assert compared == ["a"]
+    (found,) = (one for one in replica.node.status_json(replica.name)["tables"] if one["name"] == "public.a")
+    assert found["verification"]["outcome"] == "failed"
+    assert found["verification"]["equal"] is True, "it was, before"
+    assert "not done within" in found["verification"]["reason"]
+    slow.clear()
+    assert order() == "bcda"
+
+
+def test_the_publisher_is_read_at_the_rate(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is read is asked for first, and no more than the rate allows; the time is the test's own."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 40000) g",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    replica.subscribe()
+    replica.caught_up()
+    rate = 1000.0
+    monkeypatch.setattr(Bounds, "of", lambda _: Bounds(connections=2, bytes_per_second=rate, timeout=0, sample_rows=50))
+    paces: list[Pace] = []
+    asked: list[tuple[float, int]] = []
+    clock = Clock()
+
+    class Noted(Pace):
+        def __init__(self, bytes_per_second: float) -> None:
+            super().__init__(bytes_per_second)
+            self.stopping = cast(threading.Event, clock)
+            paces.append(self)
+
+        def wait(self, nbytes: int) -> None:
+            # One session at a time, so that the time of a read is that of its own wait.
+            with clock.lock:
+                super().wait(nbytes)
+                asked.append((clock.now, nbytes))
+
+    monkeypatch.setattr(comparison, "time", clock)
+    monkeypatch.setattr(digest_source, "_LEAST_STRETCH", 100)
+    monkeypatch.setattr(verification, "Pace", Noted)
+    assert verify(replica).outcome == "equal"
+    assert len(paces) == 1
+    ((size,),) = replica.database.query("SELECT pg_relation_size('t')")
+    assert len(asked) > 2
+    assert sum(nbytes for _, nbytes in asked) >= 0.9 * size
+    for number, (at, _) in enumerate(asked):
+        assert at * rate >= sum(nbytes for _, nbytes in asked[:number])
 
 
 def test_a_name_that_another_column_has_now_is_not_compared_with_it(replica: Replica) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -190,7 +191,17 @@ class Verification:
             for one in relations
             if (why := obstacle(one)) is not None
         }
-        going = [one for one in relations if one.relid not in reports]
+        # Longest not compared first: if the time does not suffice for all, others are left the next time.
+        before = {
+            (one.relid, one.generation): one.started
+            for one in state.verifications
+            if one.subid == self._subscription.oid and one.lsn is not None
+        }
+        never = datetime.min.replace(tzinfo=UTC)
+        going = sorted(
+            (one for one in relations if one.relid not in reports),
+            key=lambda one: before.get((one.relid, one.copy_generation), never),
+        )
         if not going:
             raise NotInPrerequisiteState(
                 f'subscription "{self._subscription.name}" has no table that can be compared',
@@ -199,6 +210,7 @@ class Verification:
         async with AsyncExitStack() as stack:
             point = await self._point(stack, wanted.at)
             stack.push_async_callback(point.close)
+            at: SubscriptionRel | None = None
             try:
                 async with asyncio.timeout(self._bounds.timeout or None):
                     versions = await self._versions(going, point.lsn)
@@ -206,16 +218,21 @@ class Verification:
                     stack.push_async_callback(uncancelled(self._drop_pins))
                     await self._pin(point.lsn, going, versions)
                     tables = _Tables(self, point, wanted, state)
-                    for number, relation in enumerate(going, 1):
-                        report = await tables.compare(relation, versions[relation.relid], number, len(going))
-                        reports[relation.relid] = report
-                        await self._store(state, relation, report, started)
+                    for number, at in enumerate(going, 1):
+                        report = await tables.compare(at, versions[at.relid], number, len(going))
+                        reports[at.relid] = report
+                        await self._store(state, at, report, started)
             except TimeoutError:
-                raise PubsubError(
+                error = PubsubError(
                     f"the verification was not done within {self._bounds.timeout:g} seconds",
                     sqlstate="57014",
                     hint='Parameter "verify.timeout" bounds how long a snapshot is held on the publisher.',
-                ) from None
+                )
+                if at is not None and at.relid not in reports:
+                    # A table for which the time never suffices may not keep the others from their turn.
+                    report = TableReport(at.qualified_name, "failed", point.lsn, reason=error.message, hint=error.hint)
+                    await self._store(state, at, report, started)
+                raise error from None
         for relation in relations:
             if relation not in going:
                 await self._store(state, relation, reports[relation.relid], started)
