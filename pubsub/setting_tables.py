@@ -261,20 +261,31 @@ class HttpSettings(Table):
     """The table [http]: metrics, health, readiness and a page (pubsub/monitoring).
 
     `listen`: HOST:PORT, port 0 for a free one; None: nothing listens.  Whoever reaches it may read.  `page`: whether there is a
-    page, which shows the texts of errors and events, too.  `ready_lag`: how far a subscription may lag behind, in seconds, and
-    still count as ready.
+    page, which shows the texts of errors and events, too.  `hosts`: names under which clients come, comma-separated, such as a
+    proxy's; addresses, localhost, the machine's name and that of `listen` always count.  `ready_lag`: how far a subscription
+    may lag behind, in seconds, and still count as ready.
     """
 
     listen: str | None = None
     page: bool = True
+    hosts: str = ""
     ready_lag: Annotated[float, reader(_HTTP["ready_lag"])] = 60.0
 
     def shown(self) -> dict[str, str]:
         """Return the values by full name, as SHOW prints them."""
-        shown = {"http.listen": self.listen or "", "http.page": "on" if self.page else "off"}
+        shown = {
+            "http.hosts": ", ".join(self.names),
+            "http.listen": self.listen or "",
+            "http.page": "on" if self.page else "off",
+        }
         for name, parameter in _HTTP.items():
             shown[parameter.name] = parameter.show(round(getattr(self, name) / parameter.factor))
         return shown
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of `hosts`."""
+        return tuple(one.strip() for one in self.hosts.split(",") if one.strip())
 
     def place(self) -> tuple[str, int] | None:
         """Return host and port of `listen`; None without it.  Raises PubsubError (22023)."""

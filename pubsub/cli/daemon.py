@@ -150,7 +150,7 @@ async def _monitored(settings: Settings, pictures: Pictures, observed: Observed)
 
     page = Page(pictures.take, observed, settings.http.ready_lag)
     paths = page.paths() if settings.http.page else {}
-    endpoint = await Endpoint.open(place, pictures.take, settings.http.ready_lag, paths)
+    endpoint = await Endpoint.open(place, pictures.take, settings.http.ready_lag, paths, hosts=settings.http.names)
     watching = asyncio.create_task(page.watch()) if settings.http.page else None
     try:
         yield endpoint.place

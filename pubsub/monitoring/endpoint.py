@@ -5,15 +5,19 @@
     /ready     every subscription follows      200, or 503 with the reasons
     /          the page (page.py), unless [http] page = false
 
-Nothing is changed by a request, and nobody is asked who he is: whoever reaches the port may read.  A client gets _SECONDS for its
-request and for taking the answer, and MAX_REQUEST bytes; past MAX_CLIENTS at a time it is turned away.  What fails here is logged,
-and costs the daemon nothing.
+Nothing is changed by a request, and nobody is asked who he is: whoever reaches the port may read.  A browser may not do so for a
+page of another site, whose name was turned to this address: the Host of its request gives it away (421).  A client gets _SECONDS
+for its request and for taking the answer, and MAX_REQUEST bytes; past MAX_CLIENTS at a time it is turned away.  What fails here is
+logged, and costs the daemon nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from types import MappingProxyType
@@ -33,6 +37,8 @@ MAX_REQUEST: Final = 16 << 10
 _SECONDS: Final = 15.0
 _BODY: Final = 1 << 16
 """Bytes of a request's body that are read and thrown away."""
+
+_HOST: Final = re.compile(r"(?:(?P<name>[^\[\]:@]+)|\[(?P<address>[^\[\]]+)\])(?::\d*)?")
 
 logger = structlog.get_logger()
 
@@ -62,9 +68,11 @@ class Endpoint:
         take: Callable[[], Awaitable[Picture]],
         ready_lag: float,
         more: Mapping[str, Handler] = MappingProxyType({}),
+        hosts: Iterable[str] = (),
     ) -> None:
         self._take = take
         self._ready_lag = ready_lag
+        self._hosts = frozenset(host.lower() for host in ("localhost", socket.gethostname(), *hosts))
         self._paths: Mapping[str, Handler] = MappingProxyType(
             {"/metrics": self._metrics, "/health": self._health, "/ready": self._ready, **more}
         )
@@ -83,10 +91,16 @@ class Endpoint:
         take: Callable[[], Awaitable[Picture]],
         ready_lag: float,
         more: Mapping[str, Handler] = MappingProxyType({}),
+        *,
+        hosts: Iterable[str] = (),
     ) -> Self:
-        """Listen at host and port (0: a free one); `more`: further paths.  Raises PubsubError (58030)."""
-        endpoint = cls(take, ready_lag, more)
+        """Listen at host and port (0: a free one).  Raises PubsubError (58030).
+
+        `more`: further paths.  `hosts`: further names under which clients may come, besides addresses, localhost, the
+        machine's name and the host of `place`.
+        """
         host, port = place
+        endpoint = cls(take, ready_lag, more, (host, *hosts))
         try:
             endpoint._server = await asyncio.start_server(endpoint._accepted, host, port, limit=MAX_REQUEST)
         except OSError as error:
@@ -143,6 +157,8 @@ class Endpoint:
                     await writer.wait_closed()
 
     async def _answer(self, request: h11.Request) -> Answer:
+        if not all(self._is_ours(value.decode("latin-1")) for name, value in request.headers if name == b"host"):
+            return Answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"not a name of this node: http.hosts in pubsub.toml\n")
         path, _, query = request.target.decode("latin-1").partition("?")
         make = self._paths.get(path)
         if make is None:
@@ -160,6 +176,18 @@ class Endpoint:
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, b"it could not be made; the log says why\n")
         self._failing = None
         return answer
+
+    def _is_ours(self, host: str) -> bool:
+        """Return whether a Host header names this server: by an address, which no other site can have, or a known name."""
+        match = _HOST.fullmatch(host.strip().lower())
+        if match is None:
+            return False
+        name = match["name"] or match["address"]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return match["name"] is not None and name.removesuffix(".") in self._hosts
+        return True
 
     def _failed(self, path: str, reason: str) -> None:
         """Log a failure, but not again for every scrape."""

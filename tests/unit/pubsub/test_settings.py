@@ -38,6 +38,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "verify.sample_rows": "10000",
         "verify.timeout": "1h",
         "verify.window": "",
+        "http.hosts": "",
         "http.listen": "",
         "http.page": "on",
         "http.ready_lag": "1min",
@@ -139,6 +140,8 @@ def test_http(tmp_path: Path) -> None:
     found = load(tmp_path, '[http]\nlisten = "127.0.0.1:9187"\nready_lag = "5min"').http
     assert (found.place(), found.ready_lag) == (("127.0.0.1", 9187), 300.0)
     assert load(tmp_path, "").http.place() is None
+    found = load(tmp_path, '[http]\nhosts = "a.example,  b "').http
+    assert (found.names, found.shown()["http.hosts"]) == (("a.example", "b"), "a.example, b")
     with pytest.raises(PubsubError, match="invalid place to listen on"):
         load(tmp_path, '[http]\nlisten = "9187"')
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -270,11 +271,11 @@ def test_who_does_not_follow_is_not_ready() -> None:
 
 
 @asynccontextmanager
-async def served(take: Any = None) -> AsyncIterator[Endpoint]:
+async def served(take: Any = None, hosts: Sequence[str] = ()) -> AsyncIterator[Endpoint]:
     async def one() -> Picture:
         return picture()
 
-    opened = await Endpoint.open(("127.0.0.1", 0), take or one, 60)
+    opened = await Endpoint.open(("127.0.0.1", 0), take or one, 60, hosts=hosts)
     try:
         yield opened
     finally:
@@ -287,9 +288,9 @@ async def connect(served: Endpoint) -> tuple[asyncio.StreamReader, asyncio.Strea
     return await asyncio.open_connection(host, int(port), limit=1 << 24)
 
 
-async def ask(served: Endpoint, request: str | bytes) -> tuple[int, dict[str, str], bytes]:
+async def ask(served: Endpoint, request: str | bytes, host: str = "localhost") -> tuple[int, dict[str, str], bytes]:
     reader, writer = await connect(served)
-    writer.write(request if isinstance(request, bytes) else f"{request}\r\nHost: x\r\n\r\n".encode())
+    writer.write(request if isinstance(request, bytes) else f"{request}\r\nHost: {host}\r\n\r\n".encode())
     answer = await reader.read()
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -318,6 +319,41 @@ async def test_the_paths() -> None:
         assert (await ask(place, "GET /../../etc/passwd HTTP/1.1"))[0] == 404
         status, headers, _ = await ask(place, "DELETE /metrics HTTP/1.1")
         assert (status, headers["allow"]) == (405, "get, head")
+
+
+HOSTS = {
+    "127.0.0.1": 200,
+    "127.0.0.1:9187": 200,
+    "[::1]:9187": 200,
+    "[::1]": 200,
+    "localhost": 200,
+    "LocalHost.:80": 200,
+    "there.example": 200,
+    "proxy.example:443": 200,
+    "Other.example": 200,
+    "evil.example": 421,
+    "127.0.0.1.evil.example:9187": 421,
+    "proxy.example.evil.example": 421,
+    "localhost@evil.example": 421,
+    "[evil.example]": 421,
+    "": 421,
+}
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS.items())
+async def test_another_site_s_page_cannot_read_what_it_shows(host: str, status: int) -> None:
+    """A page whose name its owner has turned to this address (DNS rebinding) asks under that name."""
+    async with served(hosts=("there.example", "proxy.example", "other.EXAMPLE")) as place:
+        for path in ("/metrics", "/health", "/ready", "/nowhere"):
+            found, _, body = await ask(place, f"GET {path} HTTP/1.1", host)
+            assert found == (status if status == 421 else {"/ready": 503, "/nowhere": 404}.get(path, 200))
+            assert status != 421 or b"http.hosts" in body
+
+
+async def test_the_machine_s_own_name_is_no_other_site_s() -> None:
+    async with served() as place:
+        assert (await ask(place, "GET /health HTTP/1.1", socket.gethostname()))[0] == 200
+        assert (await ask(place, b"GET /health HTTP/1.0\r\n\r\n"))[0] == 200, "older clients name no host"
 
 
 @pytest.mark.parametrize(
