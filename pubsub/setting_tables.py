@@ -91,6 +91,14 @@ class CatalogSettings(Table):
 
     url: str | None = Field(default=None, repr=False)
 
+    def shown(self) -> dict[str, str]:
+        """Return the URL by its full name, as SHOW prints it: without its secrets, or as asterisks if it is not libpq's."""
+        from pubsub.sql.conninfo import MASK, mask_conninfo
+
+        url = self.url or ""
+        is_known = url.startswith(("postgresql://", "postgres://")) or not url
+        return {"catalog.url": mask_conninfo(url) if is_known else MASK}
+
 
 @dataclass(frozen=True, slots=True)
 class DailyWindow:
@@ -389,6 +397,14 @@ class SparkSettings(Table):
         if self.statement_rows is not None:
             return self.statement_rows
         return 0 if self.is_local else _STATEMENT_ROWS
+
+    def shown(self) -> dict[str, str]:
+        """Return the values by full name, as SHOW prints them, but `conf`: what is in there is Spark's, and may be secret."""
+        return {
+            "spark.master": self.master,
+            "spark.packages": ", ".join(self.packages),
+            "spark.statement_rows": str(self.least_statement_rows),
+        }
 
     def refuse_unsupported(self) -> None:
         """Refuse what Delta, or this program, cannot work with.  Raises FeatureNotSupported."""

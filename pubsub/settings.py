@@ -214,7 +214,7 @@ class Settings(Table):
 
     def show(self, name: str) -> str:
         """Return a parameter's value as SHOW prints it.  Raises UndefinedObject."""
-        of_tables = self._shown_of_tables()
+        of_tables = self._shown_besides()
         if name.lower() in of_tables:
             return of_tables[name.lower()]
         parameter = PARAMETERS.get(name.lower())
@@ -228,12 +228,13 @@ class Settings(Table):
 
     def show_all(self) -> list[tuple[str, str]]:
         """Return all names and values as SHOW ALL prints them, ordered by name."""
-        return [(name, self.show(name)) for name in sorted([*PARAMETERS, *self._shown_of_tables()])]
+        return [(name, self.show(name)) for name in sorted([*PARAMETERS, *self._shown_besides()])]
 
-    def _shown_of_tables(self) -> dict[str, str]:
-        """Return the values of the file's tables whose values may be shown, by full name."""
-        tables = (self.housekeeping, self.copies, self.walsender, self.verify, self.http)
-        return {name: value for table in tables for name, value in table.shown().items()}
+    def _shown_besides(self) -> dict[str, str]:
+        """Return what is not among PARAMETERS, as SHOW prints it, by full name: texts, and the file's tables."""
+        tables = (self.catalog, self.housekeeping, self.copies, self.walsender, self.verify, self.http, self.spark)
+        of_tables = {name: value for table in tables for name, value in table.shown().items()}
+        return {"warehouse": self.warehouse_uri, **of_tables}
 
 
 def _unrecognized(full: str, name: str, prefix: str, table: type[Table]) -> UndefinedObject:

@@ -148,8 +148,10 @@ def main(directory: Path) -> None:
     """Write the four pages into the directory; the page of the types also goes to docs/types.md, kept with the code."""
     directory.mkdir(parents=True, exist_ok=True)
     defaults = {field.name: field.default for field in dataclasses.fields(SubscriptionOptions)}
+    # Of Spark's own settings there are too many, and they are Spark's.
+    settings = [*Settings(home=Path("pubsub-node")).show_all(), ("spark.conf", "{}, passed on to Spark unchanged")]
     pages = {
-        "settings": table(("setting", "default"), Settings(home=directory).show_all()),
+        "settings": table(("setting", "default"), sorted(settings)),
         "options": table(("option", "default"), [(name, str(defaults[name])) for name in CREATE_OPTIONS]),
         "views": "\n".join(
             f"## {name}\n\n" + table(("column", "type"), [(column, kind.name.lower()) for column, kind in view.columns])

@@ -227,16 +227,15 @@ def changed(before: Settings, after: Settings) -> list[tuple[str, str | None, st
 
     For the tables catalog and spark both values are None, since they may be secrets.
     """
+    untold = ("catalog", "spark")
     found: list[tuple[str, str | None, str | None]] = [
         (name, was, now)
         for (name, was), (_, now) in zip(before.show_all(), after.show_all(), strict=True)
-        if was != now
+        if was != now and name.partition(".")[0] not in untold
     ]
-    if before.warehouse != after.warehouse:
-        found.append(("warehouse", before.warehouse_uri, after.warehouse_uri))
     if before.walsender.upstream != after.walsender.upstream:
         found.append(("walsender.upstream", None, None))
-    for table in ("catalog", "spark"):
+    for table in untold:
         was, now = getattr(before, table), getattr(after, table)
         found += [
             (f"{table}.{name}", None, None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.setting_tables import DailyWindow
+from pubsub.setting_tables import DailyWindow, Table
 from pubsub.settings import PARAMETERS, Settings
 
 
@@ -21,6 +21,7 @@ def load(home: Path, text: str) -> Settings:
 def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
     settings = Settings.load(tmp_path)
     assert dict(settings.show_all()) == {
+        "catalog.url": "",
         "catalog_poll_interval": "1s",
         "catalog_timeout": "30s",
         "copies.max_rate": "0",
@@ -31,6 +32,9 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "housekeeping.log_retention": "1h",
         "housekeeping.merge_files": "on",
         "housekeeping.window": "",
+        "spark.master": "local[*]",
+        "spark.packages": "",
+        "spark.statement_rows": "0",
         "verify.connections": "1",
         "verify.interval": "0",
         "verify.max_rate": "0",
@@ -51,6 +55,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "wal_receiver_status_interval": "10s",
         "wal_receiver_timeout": "1min",
         "wal_retrieve_retry_interval": "5s",
+        "warehouse": str(tmp_path / "warehouse"),
         "walsender.allow_trust": "off",
         "walsender.archive_directory": "",
         "walsender.auth_file": "",
@@ -134,6 +139,47 @@ def test_the_server_for_subscribers(tmp_path: Path) -> None:
     with pytest.raises(PubsubError, match="invalid place to listen on") as caught:
         load(tmp_path, '[walsender]\nlisten = "6432"')
     assert caught.value.context is not None
+
+
+def test_every_setting_is_shown(tmp_path: Path) -> None:
+    """Of [spark] but what is Spark's own: its conf is passed on unchanged, and its remote is refused."""
+    shown = {name for name, _ in Settings(home=tmp_path).show_all()}
+    names = set()
+    for name, field in Settings.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Table):
+            names |= {f"{name}.{one}" for one in inner.model_fields}
+        else:
+            names.add(name)
+    assert names - shown == {"home", "spark.conf", "spark.remote"}
+    assert shown <= names
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:secret@h:5432/d", "postgresql://u:********@h:5432/d"),
+        ("postgresql+psycopg://u:secret@h/d?sslmode=require", "********"),
+        ("sqlite:////secret.db", "********"),
+    ],
+)
+def test_where_the_catalog_is_is_shown_without_a_password(tmp_path: Path, url: str, shown: str) -> None:
+    found = load(tmp_path, f'[catalog]\nurl = "{url}"')
+    assert found.show("catalog.url") == shown
+    assert "secret" not in str(found.show_all())
+
+
+def test_what_spark_is_used_is_shown(tmp_path: Path) -> None:
+    found = load(
+        tmp_path,
+        'warehouse = "s3://lake/"\n[spark]\nmaster = "spark://h:7077"\npackages = ["a:b:1", "c:d:2"]',
+    )
+    assert [found.show(f"spark.{name}") for name in ("master", "packages", "statement_rows")] == [
+        "spark://h:7077",
+        "a:b:1, c:d:2",
+        "1000000",
+    ]
+    assert found.show("warehouse") == "s3a://lake"
 
 
 def test_http(tmp_path: Path) -> None:

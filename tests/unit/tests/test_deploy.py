@@ -134,6 +134,16 @@ def test_prometheus_accepts_the_rules_and_the_dashboard_s_queries(tool: Path, tm
     run(tool, "check", "rules", str(file))
 
 
+def test_prometheus_accepts_the_document_s_configuration(tool: Path, tmp_path: Path) -> None:
+    text = (DEPLOY.parent / "docs" / "monitoring.md").read_text()
+    match = re.search(r"(?m)^    rule_files:.*\n(?:    .*\n)+", text)
+    assert match is not None
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    file = tmp_path / "prometheus.yml"
+    file.write_text(re.sub(r"(?m)^    ", "", match[0]))
+    run(tool, "check", "config", str(file))
+
+
 def queries() -> list[str]:
     """Return the dashboard's queries, with values for its variables."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
