@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from catalog.records import Warned
 from pubsub.cli.measures import size
+from pubsub.errors import PubsubError
 from pubsub.node.node import Node
 from pubsub.node.status import STATE_WORDS, NodeStatus, SubscriptionStatus, TableStatus
 from pubsub.texts import printable
@@ -38,11 +40,8 @@ async def show(common: Common, *, watch: bool, as_json: bool) -> None:
 
 
 async def _show_json(node: Node, *, watch: bool) -> None:
-    while True:
-        print(json.dumps((await node.status()).as_json(), ensure_ascii=False), flush=True)
-        if not watch:
-            return
-        await asyncio.sleep(_INTERVAL)
+    async for found in _statuses(node, watch=watch):
+        print(json.dumps(found.as_json(), ensure_ascii=False), flush=True)
 
 
 async def _show(common: Common, node: Node, *, watch: bool) -> None:
@@ -50,18 +49,31 @@ async def _show(common: Common, node: Node, *, watch: bool) -> None:
 
     # A pipe has no width; with a large one, lines are not broken.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-    if not watch:
-        console.print(picture(await node.status(), str(common.home)))
-        return
-    if console.is_terminal:
+    if watch and console.is_terminal:
         from pubsub.cli.watch import watch as on_screen
 
         await on_screen(node, console)
         return
-    while True:
-        console.print(picture(await node.status(), str(common.home)))
+    async for found in _statuses(node, watch=watch):
+        console.print(picture(found, str(common.home)))
         console.file.flush()
+
+
+async def _statuses(node: Node, *, watch: bool) -> AsyncIterator[NodeStatus]:
+    """Yield the status once, or every second.  Raises PubsubError if it cannot be read at first; later that is printed."""
+    found = await node.status()
+    while True:
+        yield found
+        if not watch:
+            return
         await asyncio.sleep(_INTERVAL)
+        while True:
+            try:
+                found = await node.status()
+                break
+            except PubsubError as error:
+                print(error.report(), file=sys.stderr, flush=True)
+                await asyncio.sleep(_INTERVAL)
 
 
 def line(text: str, style: str = "") -> Text:

@@ -23,10 +23,12 @@ from rich.live import Live
 
 from catalog.home_lock import running_daemon
 from pubsub.cli.screen import View, lines
+from pubsub.errors import PubsubError
 from pubsub.monitoring.document import Observed, Query, document
 from pubsub.monitoring.history import STEPS
 from pubsub.monitoring.picture import Picture
 from pubsub.node.status import from_state
+from pubsub.texts import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,9 +71,22 @@ class Source:
         self._observed = Observed()
         self.interval = _CATALOG
         self.note = ""
+        self._last: Document | None = None
 
     async def get(self, query: Query) -> Document:
-        """Return the document, and set `interval` and `note`.  Raises PubsubError if the catalog cannot be read."""
+        """Return the document, and set `interval` and `note`.
+
+        While the catalog cannot be read it is the last one, and the note says so.  Raises PubsubError if there is none.
+        """
+        try:
+            self._last = await self._get(query)
+        except PubsubError as error:
+            if self._last is None:
+                raise
+            self.interval, self.note = _CATALOG, f"not from now: {printable(error.message)}"
+        return self._last
+
+    async def _get(self, query: Query) -> Document:
         settings = self._node.settings.http
         place = settings.place() if settings.page else None
         daemon = running_daemon(self._node.home)
@@ -104,7 +119,7 @@ def _ask(place: tuple[str, int], query: Query) -> Document | None:
 
 
 async def watch(node: Node, console: Console) -> None:
-    """Show the node until q is pressed.  Raises PubsubError, and CancelledError after Ctrl-C."""
+    """Show the node until q is pressed.  Raises PubsubError if it cannot be read at first, and CancelledError after Ctrl-C."""
     source, view = Source(node), View(Query())
     wake = asyncio.Event()
     keys: asyncio.Queue[str] = asyncio.Queue(1000)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,10 +26,13 @@ from rich.cells import cell_len
 
 from catalog.records import NewRelation, NewSubscription
 from catalog.store import Catalog
-from pubsub.cli import watch
+from pubsub.cli import status, watch
+from pubsub.cli.common import Common
 from pubsub.cli.screen import View, lines, spark
 from pubsub.cli.watch import Left, Source, press, read_keys
+from pubsub.errors import PubsubError
 from pubsub.monitoring.document import Query, document
+from pubsub.node.status import from_state
 from pubsub.setting_tables import HttpSettings
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.texts import printable
@@ -164,6 +168,58 @@ async def test_the_daemon_is_asked_where_it_listens_and_the_catalog_elsewhere(
         assert (await asked.get(Query()))["tables_total"] == 7
     for listen in (place, "127.0.0.1:0", None):
         assert (await Source(node(tmp_path, listen)).get(Query()))["tables_total"] == 7
+
+
+class Outage(Exception):
+    """Ends a loop that goes on for ever."""
+
+
+def failing(tmp_path: Path, answers: list[Any]) -> Any:
+    """A node whose catalog answers, or fails, in this order."""
+    one = node(tmp_path, None)
+    healthy = one.state
+
+    async def state() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return await healthy()
+
+    async def status() -> Any:
+        return from_state(await state(), None)
+
+    one.state, one.status = state, status
+    return one
+
+
+async def test_an_outage_of_the_catalog_leaves_the_last_picture(tmp_path: Path) -> None:
+    gone = PubsubError("could not access the catalog: refused\x1b[2J")
+    source = Source(failing(tmp_path, [None, gone, gone, None]))
+    first = await source.get(Query())
+    assert "could not" not in source.note
+    for _ in range(2):
+        assert await source.get(Query()) == first
+        assert "could not access the catalog: refused␛[2J" in source.note
+    assert (await source.get(Query()))["time"] != first["time"]
+    assert "could not" not in source.note
+    with pytest.raises(PubsubError, match="could not access"):
+        await Source(failing(tmp_path, [gone])).get(Query())
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_an_outage_of_the_catalog_does_not_end_what_a_pipe_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    monkeypatch.setattr(status, "_INTERVAL", 0)
+    gone = PubsubError("could not access the catalog: refused", hint="Look.")
+    show = partial(status._show_json) if as_json else partial(status._show, Common(tmp_path, verbose=False))
+    with pytest.raises(Outage):
+        await show(failing(tmp_path, [None, gone, None, Outage()]), watch=True)
+    out, errors = capsys.readouterr()
+    assert errors == "ERROR:  could not access the catalog: refused\nHINT:  Look.\n"
+    assert len(re.findall(r'"node": "7438921"|node 7438921', out)) == 2
+    with pytest.raises(PubsubError, match="could not access"):
+        await show(failing(tmp_path, [gone]), watch=True)
 
 
 # A real terminal
