@@ -269,8 +269,8 @@ class HttpSettings(Table):
     """The table [http]: metrics, health, readiness and a page (pubsub/monitoring).
 
     `listen`: HOST:PORT, port 0 for a free one; None: nothing listens.  Whoever reaches it may read.  `page`: whether there is a
-    page, which shows the texts of errors and events, too.  `hosts`: names under which clients come, comma-separated, such as a
-    proxy's; addresses, localhost, the machine's name and that of `listen` always count.  `ready_lag`: how far a subscription
+    page, which shows the texts of errors and events, too.  `hosts`: names under which the page is asked for, comma-separated, such as
+    a proxy's; addresses, localhost, the machine's name and that of `listen` always count.  `ready_lag`: how far a subscription
     may lag behind, in seconds, and still count as ready.
     """
 

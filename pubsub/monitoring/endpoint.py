@@ -5,8 +5,8 @@
     /ready     every subscription follows      200, or 503 with the reasons
     /          the page (page.py), unless [http] page = false
 
-Nothing is changed by a request, and nobody is asked who he is: whoever reaches the port may read.  A browser may not do so for a
-page of another site, whose name was turned to this address: the Host of its request gives it away (421).  A client gets _SECONDS
+Nothing is changed by a request, and nobody is asked who he is: whoever reaches the port may read.  A browser may not read the page
+for one of another site, whose name was turned to this address: the Host of its request gives it away (421).  A client gets _SECONDS
 for its request and for taking the answer, and MAX_REQUEST bytes; past MAX_CLIENTS at a time it is turned away.  What fails here is
 logged, and costs the daemon nothing.
 """
@@ -73,6 +73,7 @@ class Endpoint:
         self._take = take
         self._ready_lag = ready_lag
         self._hosts = frozenset(host.lower() for host in ("localhost", socket.gethostname(), *hosts))
+        self._page = frozenset(more)
         self._paths: Mapping[str, Handler] = MappingProxyType(
             {"/metrics": self._metrics, "/health": self._health, "/ready": self._ready, **more}
         )
@@ -96,8 +97,8 @@ class Endpoint:
     ) -> Self:
         """Listen at host and port (0: a free one).  Raises PubsubError (58030).
 
-        `more`: further paths.  `hosts`: further names under which clients may come, besides addresses, localhost, the
-        machine's name and the host of `place`.
+        `more`: further paths, which show what not everybody may see.  `hosts`: further names under which clients may ask for
+        these, besides addresses, localhost, the machine's name and the host of `place`.
         """
         host, port = place
         endpoint = cls(take, ready_lag, more, (host, *hosts))
@@ -157,10 +158,11 @@ class Endpoint:
                     await writer.wait_closed()
 
     async def _answer(self, request: h11.Request) -> Answer:
-        if not all(self._is_ours(value.decode("latin-1")) for name, value in request.headers if name == b"host"):
-            return Answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"not a name of this node: http.hosts in pubsub.toml\n")
         path, _, query = request.target.decode("latin-1").partition("?")
         make = self._paths.get(path)
+        hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
+        if path in self._page and not all(map(self._is_ours, hosts)):
+            return Answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"not a name of this node: http.hosts in pubsub.toml\n")
         if make is None:
             return Answer(HTTPStatus.NOT_FOUND, TEXT, b"try /, /metrics, /health or /ready\n")
         if request.method not in (b"GET", b"HEAD"):

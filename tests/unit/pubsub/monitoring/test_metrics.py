@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ from catalog.records import (
 from catalog.states import RelState
 from pubsub.errors import PubsubError
 from pubsub.monitoring import endpoint as endpoints
+from pubsub.monitoring.answers import Answer, Asked, Handler
 from pubsub.monitoring.endpoint import MAX_CLIENTS, Endpoint
 from pubsub.monitoring.metrics import exposition
 from pubsub.monitoring.picture import Live, Picture
@@ -271,11 +274,13 @@ def test_who_does_not_follow_is_not_ready() -> None:
 
 
 @asynccontextmanager
-async def served(take: Any = None, hosts: Sequence[str] = ()) -> AsyncIterator[Endpoint]:
+async def served(
+    take: Any = None, more: Mapping[str, Handler] = MappingProxyType({}), hosts: Sequence[str] = ()
+) -> AsyncIterator[Endpoint]:
     async def one() -> Picture:
         return picture()
 
-    opened = await Endpoint.open(("127.0.0.1", 0), take or one, 60, hosts=hosts)
+    opened = await Endpoint.open(("127.0.0.1", 0), take or one, 60, more, hosts=hosts)
     try:
         yield opened
     finally:
@@ -343,11 +348,15 @@ HOSTS = {
 @pytest.mark.parametrize(("host", "status"), HOSTS.items())
 async def test_another_site_s_page_cannot_read_what_it_shows(host: str, status: int) -> None:
     """A page whose name its owner has turned to this address (DNS rebinding) asks under that name."""
-    async with served(hosts=("there.example", "proxy.example", "other.EXAMPLE")) as place:
-        for path in ("/metrics", "/health", "/ready", "/nowhere"):
-            found, _, body = await ask(place, f"GET {path} HTTP/1.1", host)
-            assert found == (status if status == 421 else {"/ready": 503, "/nowhere": 404}.get(path, 200))
-            assert status != 421 or b"http.hosts" in body
+
+    async def page(_: Asked) -> Answer:
+        return Answer(HTTPStatus.OK, "text/html", b"texts of errors")
+
+    async with served(more={"/": page}, hosts=("there.example", "proxy.example", "other.EXAMPLE")) as place:
+        found, _, body = await ask(place, "GET / HTTP/1.1", host)
+        assert (found, b"http.hosts" in body) == (status, status == 421)
+        for path, answer in (("/metrics", 200), ("/health", 200), ("/ready", 503), ("/nowhere", 404)):
+            assert (await ask(place, f"GET {path} HTTP/1.1", host))[0] == answer
 
 
 async def test_the_machine_s_own_name_is_no_other_site_s() -> None:
