@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import structlog
 
@@ -10,21 +11,28 @@ from apply.worker_statistics import Figures
 from catalog.records import Warned
 from launcher import worker_slots
 
+#: From so many seconds on it is told how long a worker's first batch is waited for.
+_LONG: Final = 10.0
+
 logger = structlog.get_logger()
 
 
 def lag(figures: Figures, now: float) -> float | None:
-    """Return the seconds from a commit on the publisher until it is durable in Delta; None if there was none yet.
+    """Return the seconds from a commit on the publisher until it is durable in Delta; None as long as nobody can say.
 
     `now` is time.monotonic().  While changes wait and none becomes durable the lag grows, whatever it was for the last
-    one, and before the first one, too: it is not known yet when that was committed, but since when it waits.
+    one.  Before the first one nothing is known but how long they wait: a backlog of hours may come, so a short wait is
+    not called a short lag; a long one is told, since the first batch may hang.
     """
     if figures.caught_up:
         return 0.0
     latest, since = figures.lag.latest, figures.behind_since
     if since is None:
         return latest
-    return max(latest or 0.0, now - since)
+    waited = now - since
+    if latest is None:
+        return waited if waited >= _LONG else None
+    return max(latest, waited)
 
 
 class WaitLog:
