@@ -73,6 +73,31 @@ def file_of_action(add: Mapping[str, Any]) -> AddFile:
     )
 
 
+class _Number(str):
+    """A number of JSON, as it is written."""
+
+    __slots__ = ()
+
+
+def loosened(stats: str | None, rows: int) -> str:
+    """Return a file's statistics with `rows` as numRecords, marked as not tight, since a row at a bound may be deleted.
+
+    All else stays as it is written: a decimal that went through a float would no longer be a bound of the file's rows.
+    """
+    text: Any = json.loads(stats, parse_float=_Number, parse_int=_Number, parse_constant=_Number) if stats else {}
+    return _as_text(text | {"numRecords": rows, "tightBounds": False})
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, _Number):
+        return value
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_as_text(name)}:{_as_text(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def path_of(file: AddFile, table: Place) -> Place:
     """Return a data file's path; in the log it is URL-encoded."""
     return table / unquote(file.path)

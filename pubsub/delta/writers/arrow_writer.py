@@ -31,7 +31,7 @@ from pubsub.delta.files.bounded_rows import ScatteredRows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import Found, find
 from pubsub.delta.log import deletion_vectors
-from pubsub.delta.log.add_file import AddFile
+from pubsub.delta.log.add_file import AddFile, loosened
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
@@ -373,21 +373,13 @@ def _mark(log: TableLog, found: Sequence[Found], now: int, changes: _Changes) ->
                     "size": file.size,
                     "modificationTime": file.modification_time,
                     "dataChange": True,
-                    "stats": _loose(log, file),
+                    "stats": loosened(file.stats, file_rows.rows_in(log, file)),
                     "deletionVector": descriptor,
                     **_tags(file),
                     **file.kept,
                 }
             }
         )
-
-
-def _loose(log: TableLog, file: AddFile) -> str:
-    """Return the file's statistics with numRecords, marked as not tight, since a row at a bound may be deleted."""
-    known = json.loads(file.stats) if file.stats else {}
-    known["numRecords"] = file_rows.rows_in(log, file)
-    known["tightBounds"] = False
-    return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
 
 
 def remove_action(file: AddFile, now: int, *, data_change: bool = True) -> Action:

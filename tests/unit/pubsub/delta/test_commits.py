@@ -444,3 +444,22 @@ class LastRenamedOver(JsonTransactions):
 def test_a_commit_that_was_replaced_during_the_next_one_is_told(table: TargetTable, work: Work) -> None:
     with pytest.raises(DataCorrupted, match="not the one that was written to"):
         work(table, LastRenamedOver())
+
+
+def test_the_bounds_of_a_file_stay_as_they_are_written(table: TargetTable) -> None:
+    """Spark writes decimals as numbers: one that is rounded would make it leave out a file that has the row."""
+    bounds = (
+        '"minValues":{"id":0,"price":12345678901234567.89,"small":1E-30,"float":-1.0E+10,"text":"Ärger \\"x\\"\\n",'
+        '"inner":{"long":123456789012345678901234567890,"none":null,"yes":true}},'
+        '"maxValues":{"id":9,"price":12345678901234567.90,"list":[1.10,-0.0,{}],"text":"日本"}'
+    )
+    path = Path(table.path, "_delta_log", f"{1:020}.json")
+    actions = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    (add,) = (action["add"] for action in actions if "add" in action)
+    add["stats"] = '{"numRecords":10,' + bounds + ',"nullCount":{"id":0,"price":0},"tightBounds":true}'
+    path.write_text("".join(json.dumps(action) + "\n" for action in actions), "utf-8")
+    commit(table, 1, 2, deleted=[3])
+    last = Path(table.path, "_delta_log", f"{2:020}.json").read_text("utf-8")
+    (stats,) = (action["add"]["stats"] for action in map(json.loads, last.splitlines()) if "add" in action)
+    assert stats == '{"numRecords":10,' + bounds + ',"nullCount":{"id":0,"price":0},"tightBounds":false}'
+    assert rows(table) == [0, 1, 2, *range(4, 10)]
