@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Folded, Present
 from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
@@ -113,16 +113,26 @@ def folded_for(
 ) -> Folded:
     """Fold the changes of one of the batch's tables.
 
-    `present`: what the table holds, if it is looked up.  Raises RowInTheWay if it is not, and must be.
+    `present`: what the table holds, if it is looked up; of one that only Spark reads nothing is looked up, nor expected.
+    Raises RowInTheWay if the table is not looked up, and must be.
     """
-    folded = fold(
-        changes,
-        destination.table.key or None,
-        full=full,
-        truncate_before=truncate_before,
-        present=present,
-        upsert=destination.window is not None,
-    )
+
+    def folded_with(present: Present | None) -> Folded:
+        return fold(
+            changes,
+            destination.table.key or None,
+            full=full,
+            truncate_before=truncate_before,
+            present=present,
+            upsert=destination.window is not None,
+        )
+
+    try:
+        folded = folded_with(present)
+    except FeatureNotSupported:
+        if present is None:
+            raise
+        folded = replace(folded_with(None), expected=None)
     if folded.collisions is not None and folded.expected is not None:
         raise RowInTheWay(destination)
     return folded

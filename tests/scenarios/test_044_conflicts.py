@@ -199,3 +199,24 @@ def test_a_table_that_existed_before(replica: Replica, spark: Spark) -> None:
     replica.caught_up()
     assert sorted((r["id"], r["t"]) for r in replica.rows("b")) == [*there, (31, "y")]
     assert conflicts(replica) == {**ours, "update_missing": 6, **origins}
+
+
+@pytest.mark.full
+def test_a_table_that_only_spark_reads_is_not_looked_at(replica: Replica, spark: Spark) -> None:
+    """deltalake has no type widening, and the change data feed takes a statement of Spark's."""
+    replica.execute("CREATE TABLE a (id int PRIMARY KEY, t text)", "CREATE PUBLICATION p FOR TABLE a")
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "a"
+    spark.session.sql(
+        f"CREATE TABLE delta.`{path}` (id INT, t STRING) USING delta "
+        "TBLPROPERTIES ('delta.enableTypeWidening' = 'true', 'delta.enableChangeDataFeed' = 'true')"
+    )
+    spark.session.sql(f"INSERT INTO delta.`{path}` VALUES (1, 'theirs'), (2, 'theirs')")
+    replica.subscribe(create_tables="false", copy_data="false")
+    replica.execute("INSERT INTO a VALUES (3, 'ours')", "UPDATE a SET t = 'changed'")
+    replica.caught_up()
+    foreign(replica, spark, "DELETE FROM {} WHERE id = 1")
+    replica.execute("DELETE FROM a WHERE id = 3; INSERT INTO a VALUES (4, 'ours')")
+    replica.caught_up()
+    read = spark.session.read.format("delta").load(str(path)).orderBy("id").collect()
+    assert [tuple(row) for row in read] == [(2, "theirs"), (4, "ours")]
+    assert conflicts(replica) == {}

@@ -10,19 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from apply.conflicts import UniqueViolation
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Folded
-from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
+from pubsub.errors import FeatureNotSupported, InvalidValue, NotInPrerequisiteState, ProtocolViolation
 from pubsub.masks import VARIABLE, Masks, fingerprint_of
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
 from pubsub.sql.mask_rules import MaskRule
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
-from tests.support.memory import MemoryDelta, target
+from tests.support.memory import Holding, MemoryDelta, target
 
 A, B = relation(16384, "a"), relation(16385, "b")
 
@@ -34,6 +35,8 @@ class Bench:
         self.delta = MemoryDelta(*(targets or (target("a"), target("b"))))
         self.dispatcher = Dispatcher(INVALID_LSN)
         self.after: dict[str, int] = {}
+        self.contested = False
+        self.whole: int | None = None
         self.end = 0
 
     def send(self, *messages: Message, xid: int = 700) -> None:
@@ -42,11 +45,14 @@ class Bench:
 
     def stage(self) -> dict[str, StagedTable]:
         destinations = {
-            ("public", t.path): Destination(1, t, f"app {t.path}", Lsn(self.after.get(t.path, 0)))
+            ("public", t.path): Destination(
+                1, t, f"app {t.path}", Lsn(self.after.get(t.path, 0)), contested=self.contested
+            )
             for t in self.delta.targets.values()
         }
         with self.delta.installed():
-            found = stage_batch(self.dispatcher.batch, destinations, self.delta, "pg_16389")  # type: ignore[arg-type]
+            writers: Any = self.delta
+            found = stage_batch(self.dispatcher.batch, destinations, writers, "pg_16389", whole=self.whole)
         return {p.staged.table.path: p for p in found}
 
     def folded(self, path: str = "a") -> Folded:
@@ -217,6 +223,28 @@ def test_columns_of_a_closed_table_are_not_told_by_name() -> None:
     error = b.fails(NotInPrerequisiteState)
     assert "which columns" in error.message
     assert "RESYNC TABLE a" in error.hint
+
+
+@pytest.mark.parametrize("whole", [None, 2], ids=["at once", "in parts"])
+def test_a_contested_table_that_only_spark_reads_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+    """Nothing is expected of it either, but two rows of the batch itself still must not have one key."""
+
+    def refuse(*_: object) -> None:
+        raise FeatureNotSupported("only Spark reads it")
+
+    b = Bench(target("a"))
+    b.contested = True
+    b.whole = whole
+    monkeypatch.setattr(Holding, "keys", refuse)
+    b.send(A, insert(A.oid, 1, "x"), update(A.oid, 2, "y"), delete(A.oid, 3, None))
+    folded = b.folded()
+    assert folded.expected is None
+    assert folded.missing is None
+    assert sorted(folded.images.column("id").to_pylist()) == [1, 2]
+    assert sorted(folded.deleted_keys.column("id").to_pylist()) == [2, 3]
+    b.delta.staged.clear()
+    b.send(insert(A.oid, 4, "x"), insert(A.oid, 4, "y"))
+    assert "insert_exists" in str(b.fails(UniqueViolation))
 
 
 def test_masked_columns_are_masked_before_anything_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
