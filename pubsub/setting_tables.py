@@ -339,6 +339,8 @@ class VerifySettings(Table):
 _FAST_LISTING: Final = "delta.enablefasts3alistfrom"
 
 
+_HINT_TO_MASTER: Final = 'Set the cluster as master = "spark://host:7077" in the table [spark]'
+
 #: What helps on such a cluster.
 OWN_PASSWORDS: Final = (
     "Or give the executors the password: in ~/.pgpass there, or in a file there that passfile in the CONNECTION, or "
@@ -412,7 +414,13 @@ class SparkSettings(Table):
             raise FeatureNotSupported(
                 'parameter "spark.remote" is not supported',
                 detail="Commits are made by Delta's classes in Spark's driver, which a Spark Connect client cannot call.",
-                hint='Use "spark.master", such as "spark://host:7077": the daemon is the driver then.',
+                hint=f"{_HINT_TO_MASTER}: the daemon is the driver then.",
+            )
+        if "spark.master" in self.conf:
+            raise FeatureNotSupported(
+                'parameter "spark.conf.spark.master" is not supported',
+                detail="What the daemon does for a cluster would not be done: it would listen where no executor reaches it.",
+                hint=f"{_HINT_TO_MASTER}.",
             )
         for name, value in self.conf.items():
             if name.lower().removeprefix("spark.hadoop.") == _FAST_LISTING and value.strip().lower() != "false":

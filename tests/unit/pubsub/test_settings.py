@@ -208,6 +208,23 @@ def test_spark_connect_is_refused(tmp_path: Path, text: str) -> None:
         load(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[spark.conf]\n"spark.master" = "spark://x:7077"',
+        'spark.conf.spark.master = "local[2]"',
+        "spark.remote = 'sc://x'",
+    ],
+)
+def test_the_master_is_named_in_one_place(tmp_path: Path, text: str) -> None:
+    """Whether Spark is on a cluster, with packages for its executors and an address that they reach, is asked of this one."""
+    with pytest.raises(FeatureNotSupported) as caught:
+        load(tmp_path, text)
+    assert caught.value.hint is not None
+    assert 'master = "spark://host:7077" in the table [spark]' in caught.value.hint
+    assert load(tmp_path, '[spark]\nmaster = "spark://x:7077"').spark.is_local is False
+
+
 _TIMES = 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'
 
 
