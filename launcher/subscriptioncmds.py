@@ -64,6 +64,9 @@ async def create(session: Session, statement: CreateSubscription) -> Subscriptio
 
 
 async def _create_connected(session: Session, statement: CreateSubscription, connection: Connection) -> Subscription:
+    # Imported here because a command that makes no tables needs nothing of Delta.
+    from pubsub.delta.warehouse_check import require_writable
+
     options = statement.options
     identity = await identify_system(connection)
     await published_tables.check_publications(connection, statement.publications)
@@ -76,7 +79,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     published = await published_tables.published_tables(connection, statement.publications)
     if options.binary:
         await published_tables.refuse_binary(connection, published)
-    await _require_warehouse(session.settings.warehouse_uri)
+    await asyncio.to_thread(require_writable, session.settings.warehouse_uri)
     plans = await published_tables.plan(
         session,
         connection,
@@ -157,16 +160,6 @@ async def _may_be_stored(session: Session, row: NewSubscription, failure: BaseEx
         )
         return True
     return (found.conninfo, found.slot_name) == (row.conninfo, row.slot_name)
-
-
-async def _require_warehouse(uri: str) -> None:
-    # Imported here because Arrow takes a while, and a local warehouse needs none of it.
-    from pubsub.object_stores import is_store
-
-    if is_store(uri):
-        from pubsub.delta.warehouse_check import require_writable
-
-        await asyncio.to_thread(require_writable, uri)
 
 
 async def drop(session: Session, statement: DropSubscription) -> None:

@@ -171,6 +171,12 @@ class Settings(Table):
             secret = name.startswith("spark.conf") or name in _CONNECTIONS
             shown = "" if secret else f': "{first["input"]}"'
             raise PubsubError(f'invalid value for parameter "{name}"{shown}', sqlstate="22023") from None
+        if settings.warehouse is not None and _path_of(settings.warehouse) == "":
+            raise PubsubError(
+                f'invalid value for parameter "warehouse": "{settings.warehouse}"',
+                sqlstate="22023",
+                hint='A URI of a local directory is "file:///path".',
+            )
         settings.spark.refuse_unsupported()
         settings.walsender.place()
         settings.http.place()
@@ -197,9 +203,15 @@ class Settings(Table):
     def warehouse_uri(self) -> str:
         """The root of the Delta tables, without a trailing slash; by default a plain path in the node's directory.
 
-        s3:// is s3a://, since Hadoop takes only that for its own, and hdfs:/// has the name node of fs.defaultFS.
+        A relative path is one there, too, wherever a program of the node is started.  s3:// is s3a://, since Hadoop takes
+        only that for its own, and hdfs:/// has the name node of fs.defaultFS.
         """
-        found = (self.warehouse or str(self.home / "warehouse")).rstrip("/")
+        given = self.warehouse or "warehouse"
+        if given.startswith("file:"):
+            return f"file://{_path_of(given)}"
+        if "://" not in given:
+            return str(self.home / given)
+        found = given.rstrip("/")
         if found.startswith("hdfs:///"):
             from pubsub.object_stores import hadoop_settings
 
@@ -235,6 +247,14 @@ class Settings(Table):
         tables = (self.catalog, self.housekeeping, self.copies, self.walsender, self.verify, self.http, self.spark)
         of_tables = {name: value for table in tables for name, value in table.shown().items()}
         return {"warehouse": self.warehouse_uri, **of_tables}
+
+
+def _path_of(uri: str) -> str | None:
+    """Return the path that a file URI has, "" if it is not absolute; None for anything else."""
+    if not uri.startswith("file:"):
+        return None
+    path = uri.removeprefix("file:").removeprefix("//").rstrip("/")
+    return path if path.startswith("/") else ""
 
 
 def _unrecognized(full: str, name: str, prefix: str, table: type[Table]) -> UndefinedObject:

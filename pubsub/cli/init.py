@@ -41,7 +41,7 @@ SETTINGS: Final = """\
 # Settings of this node.  What is commented out is the default; docs/housekeeping.md, docs/monitoring.md and `make docs` say more.
 # A running daemon reads the file again on SIGHUP.  Units are PostgreSQL's: "64MB", "5s".
 
-# Where the Delta tables are: a directory, s3a://bucket/path or hdfs://host:port/path.
+# Where the Delta tables are: a directory (a relative path is one beside this file), s3a://bucket/path or hdfs://host:port/path.
 #warehouse = "warehouse"
 
 # How many tables of a subscription are copied at once, each with a slot of its own on the publisher.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 import uuid
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-from pubsub.delta.places import StorePath
+from pubsub import fsync
 from pubsub.errors import PubsubError
 from pubsub.object_stores import is_s3, is_store
 
@@ -43,9 +48,79 @@ _SETTINGS_OF_HDFS: Final = (
 
 
 def require_writable(warehouse: str) -> None:
-    """Put an object under `warehouse`, read it, list it and delete it, if that is a store.  Raises PubsubError."""
-    if not is_store(warehouse):
-        return
+    """Do under `warehouse` what tables need, and undo it.  Raises PubsubError.  One that only Spark reaches is not tried."""
+    if is_store(warehouse):
+        _require_writable_store(warehouse)
+    elif "://" not in warehouse or warehouse.startswith("file://"):
+        _require_writable_directory(Path(warehouse.removeprefix("file://")))
+
+
+def _require_writable_directory(directory: Path) -> None:
+    try:
+        try_directory(directory)
+    except OSError as error:
+        raise PubsubError(
+            f'warehouse "{directory}" cannot be used: {error.strerror}',
+            sqlstate="42501" if isinstance(error, PermissionError) else "58030",
+            detail=failed_step(error),
+            hint='Name a directory in the setting "warehouse" that this user may write, on a disk with hard links.',
+        ) from error
+
+
+def try_directory(directory: Path) -> None:
+    """Do there what a commit does: write, fsync, link without replacing, rename, fsync of the names.
+
+    If the directory does not exist yet, it is tried in the nearest one that does.  Raises OSError, with a note that names
+    the step.
+    """
+    step = "making a directory"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".pubsub-check-", dir=existing(directory)) as made:
+            first, second = Path(made) / "first", Path(made) / "second"
+            step = "writing a file"
+            with first.open("xb") as file:
+                file.write(b"probe")
+                file.flush()
+                step = "fsync of a file"
+                os.fsync(file.fileno())
+            # How Delta's log for local directories makes a version that must not exist yet (LinkLogStore.java).
+            step = "making a hard link"
+            os.link(first, second)
+            step = "refusing to link over a file"
+            try:
+                os.link(first, second)
+            except FileExistsError:
+                pass
+            else:
+                raise OSError(errno.ENOTSUP, "a file was replaced that was there")
+            step = "renaming a file"
+            first.replace(second)
+            step = "fsync of a directory"
+            fsync.sync_directory(Path(made))
+    except OSError as error:
+        error.add_note(step)
+        raise
+
+
+def existing(directory: Path) -> Path:
+    """Return the directory, or else the nearest one above it that exists."""
+    for one in (directory, *directory.parents):
+        with suppress(OSError):
+            if one.stat():
+                return one
+    return Path("/")
+
+
+def failed_step(error: OSError) -> str:
+    """Tell at which of its steps `try_directory` failed."""
+    return f"It failed at {error.__notes__[-1]}."
+
+
+def _require_writable_store(warehouse: str) -> None:
+    """Put an object under `warehouse`, read it, list it and delete it."""
+    # Imported here because Arrow takes a while, and a local warehouse needs none of it.
+    from pubsub.delta.places import StorePath
+
     root = StorePath(warehouse)
     probe = root / f"_pubsub_{uuid.uuid4()}"
     try:

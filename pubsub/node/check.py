@@ -6,18 +6,16 @@ Nothing stays behind: what is written to try a directory is removed, and no cata
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import resource
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from pubsub import fsync, jars, object_stores
+from pubsub import jars, object_stores
+from pubsub.delta.warehouse_check import existing, failed_step, require_writable, try_directory
 from pubsub.errors import NoCatalog, PubsubError
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.check import Finding
@@ -94,70 +92,22 @@ def _programs(settings: Settings) -> list[Finding]:
 
 def _warehouse(settings: Settings, wanted: int | None) -> list[Finding]:
     where = settings.warehouse_uri
+    object_stores.configure(settings.spark.conf)
+    try:
+        require_writable(where)
+    except PubsubError as error:
+        return [_failed(error)]
     if object_stores.is_store(where):
-        from pubsub.delta.warehouse_check import require_writable
-
-        object_stores.configure(settings.spark.conf)
-        try:
-            require_writable(where)
-        except PubsubError as error:
-            return [_failed(error)]
         return [Finding("ok", f'warehouse "{where}" can be written')]
     directory = Path(where.removeprefix("file://"))
-    try:
-        try_directory(directory)
-    except OSError as error:
-        return [
-            Finding(
-                "error",
-                f'warehouse "{directory}" cannot be used: {error.strerror}',
-                detail=_step(error),
-                hint='Name a directory in the setting "warehouse" that this user may write, on a disk with hard links.',
-            )
-        ]
     return [
         Finding("ok", f'warehouse "{directory}" can be written durably'),
         *_space(directory, "the warehouse", wanted),
     ]
 
 
-def try_directory(directory: Path) -> None:
-    """Do there what a commit does: write, fsync, link without replacing, rename, fsync of the names.
-
-    If the directory does not exist yet, it is tried in the nearest one that does.  Raises OSError, with a note that names
-    the step.
-    """
-    step = "making a directory"
-    try:
-        with tempfile.TemporaryDirectory(prefix=".pubsub-check-", dir=_existing(directory)) as made:
-            first, second = Path(made) / "first", Path(made) / "second"
-            step = "writing a file"
-            with first.open("xb") as file:
-                file.write(b"probe")
-                file.flush()
-                step = "fsync of a file"
-                os.fsync(file.fileno())
-            # How Delta's log for local directories makes a version that must not exist yet (LinkLogStore.java).
-            step = "making a hard link"
-            os.link(first, second)
-            step = "refusing to link over a file"
-            try:
-                os.link(first, second)
-            except FileExistsError:
-                pass
-            else:
-                raise OSError(errno.ENOTSUP, "a file was replaced that was there")
-            step = "renaming a file"
-            first.replace(second)
-            step = "fsync of a directory"
-            fsync.sync_directory(Path(made))
-    except OSError as error:
-        error.add_note(step)
-        raise
-
-
 def _space(directory: Path, what: str, wanted: int | None) -> list[Finding]:
-    free = shutil.disk_usage(_existing(directory)).free
+    free = shutil.disk_usage(existing(directory)).free
     left = f"{free / (1 << 30):,.1f} GB are free for {what}"
     if free < NO_SPACE:
         return [Finding("error", f"only {left}", hint="Make room, or put it on another disk.")]
@@ -204,7 +154,7 @@ async def _catalog(settings: Settings) -> Finding:
         except OSError as error:
             hint = "Give the node a directory that this user may write, with --home or $PUBSUB_HOME."
             return Finding(
-                "error", f'no catalog can be made in "{location.parent}": {error.strerror}', _step(error), hint
+                "error", f'no catalog can be made in "{location.parent}": {error.strerror}', failed_step(error), hint
             )
     return Finding("ok", f"catalog {shown} will be made")
 
@@ -217,19 +167,6 @@ def _open_files() -> Finding:
     return Finding(
         "ok", "files that a process may open: " + ("any number" if soft == resource.RLIM_INFINITY else str(soft))
     )
-
-
-def _existing(directory: Path) -> Path:
-    """Return the directory, or else the nearest one above it that exists."""
-    for one in (directory, *directory.parents):
-        with suppress(OSError):
-            if one.stat():
-                return one
-    return Path("/")
-
-
-def _step(error: OSError) -> str:
-    return f"It failed at {error.__notes__[-1]}."
 
 
 def _failed(error: PubsubError) -> Finding:

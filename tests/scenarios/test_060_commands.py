@@ -228,6 +228,20 @@ def test_a_slot_that_is_there_already(cli: Cli, database: Database) -> None:
     assert slots(database) == ["s"]  # the slot is another's
 
 
+def test_a_warehouse_that_cannot_be_written(cli: Cli, database: Database) -> None:
+    """No slot is made that would keep WAL for tables that cannot be."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    cli.home.mkdir()
+    (cli.home / "lake").touch()
+    (cli.home / "pubsub.toml").write_text('warehouse = "lake"')
+    assert cli.refused(create(database.conninfo)) == [
+        f'ERROR:  58030: warehouse "{cli.home}/lake" cannot be used: Not a directory',
+        "DETAIL:  It failed at making a directory.",
+        'HINT:  Name a directory in the setting "warehouse" that this user may write, on a disk with hard links.',
+    ]
+    assert nothing_left(cli, database)
+
+
 def test_columns_that_differ_only_in_case(cli: Cli, database: Database) -> None:
     database.execute('CREATE TABLE t (id int PRIMARY KEY, "ID" int); CREATE PUBLICATION p FOR TABLE t')
     error = cli.refused(create(database.conninfo))

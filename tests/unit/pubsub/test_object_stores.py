@@ -121,7 +121,20 @@ def test_a_warehouse_that_cannot_be_written() -> None:
         require_writable("s3a://lake/t")
     assert caught.value.sqlstate == "08001"
     assert "fs.s3a.endpoint" in (caught.value.hint or "") or "endpoint" in (caught.value.hint or "")
-    require_writable("/anywhere")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_directory_that_cannot_be_written(tmp_path: Path, scheme: str) -> None:
+    """It is made by the first table; until then the nearest one that exists is tried."""
+    require_writable(f"{scheme}{tmp_path}/made/later")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(PubsubError, match=f'warehouse "{tmp_path}/file" cannot be used: Not a directory') as caught:
+        require_writable(f"{scheme}{tmp_path}/file")
+    assert caught.value.sqlstate == "58030"
+    assert caught.value.detail == "It failed at making a directory."
+    assert '"warehouse"' in (caught.value.hint or "")
+    require_writable("abfss://container@account/lake")
 
 
 @pytest.mark.parametrize("warehouse", ["hdfs://127.0.0.1:1/t", "hdfs://nolake/t", "hdfs:///t"])

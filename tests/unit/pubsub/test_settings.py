@@ -225,6 +225,36 @@ def test_the_master_is_named_in_one_place(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, '[spark]\nmaster = "spark://x:7077"').spark.is_local is False
 
 
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ("lake", "{home}/lake"),
+        ("./lake/", "{home}/lake"),
+        ("../lake", "{home}/../lake"),
+        ("/data/lake/", "/data/lake"),
+        ("file:/data/lake", "file:///data/lake"),
+        ("file:///data/lake/", "file:///data/lake"),
+        ("abfss://c@a/lake/", "abfss://c@a/lake"),
+    ],
+)
+def test_a_warehouse_is_the_same_for_all_of_a_node_s_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, where: str
+) -> None:
+    """Wherever they are started, which matters for a relative path of the home, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node").mkdir()
+    found = load(Path("node"), f'warehouse = "{given}"')
+    monkeypatch.chdir("/")
+    assert found.warehouse_uri == where.format(home=tmp_path / "node")
+
+
+@pytest.mark.parametrize("given", ["file:lake", "file://lake", "file://host/lake"])
+def test_a_warehouse_s_uri_has_an_absolute_path(tmp_path: Path, given: str) -> None:
+    with pytest.raises(PubsubError, match='invalid value for parameter "warehouse": "file:') as caught:
+        load(tmp_path, f'warehouse = "{given}"')
+    assert caught.value.sqlstate == "22023"
+
+
 _TIMES = 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'
 
 
