@@ -185,6 +185,8 @@ class _Wanted:
                 )
             )
         key = self._key(columns, renamed)
+        if not columns and self._message.replica_identity == "f" and self._target.history is None:
+            raise self._copy_again("it has no column left to tell its rows apart")
         # Where rows are found by all their values, a kept column would make them differ.
         keep = self._keep and bool(key or self._message.replica_identity != "f")
         keep |= self._target.history is not None

@@ -6,7 +6,7 @@ import pytest
 
 from pubsub.publisher.check import check
 from pubsub.testing.fixtures import Database
-from tests.support.replica import Replica
+from tests.support.replica import Replica, wait_until
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY);
@@ -47,6 +47,19 @@ def test_the_last_column_goes(replica: Replica, dropped: str) -> None:
     replica.assert_equal("u")
     replica.assert_equal("t", columns=["n"])
     assert list(replica.rows("t")[0]) == (["id", "n"] if dropped == "keep" else ["n"])
+
+
+def test_the_last_column_of_rows_without_a_key_goes(replica: Replica) -> None:
+    """Rows that go can be told by nothing: the table is copied again, once it has a column."""
+    replica.execute("CREATE TABLE t (a int); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (1), (2), (3)")
+    replica.execute("CREATE TABLE u (id int)", "CREATE PUBLICATION p FOR ALL TABLES")
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    replica.execute("ALTER TABLE t DROP COLUMN a", "DELETE FROM t", "INSERT INTO u VALUES (1)")
+    wait_until(lambda: replica.rows("u"), "the rows after those that are gone")
+    replica.execute("ALTER TABLE t ADD COLUMN b int", "INSERT INTO t VALUES (4)")
+    replica.until_ready()
+    replica.assert_equal("t", "u")
 
 
 async def test_check_says_so(any_database: Database) -> None:

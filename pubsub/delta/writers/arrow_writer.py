@@ -38,7 +38,14 @@ from pubsub.delta.log.transactions import Action, Operation, Transactions, Unkno
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.table import HISTORY, Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
-from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.delta.writers.changeset import (
+    BASE_PREFIX,
+    COUNT_COLUMN,
+    MOVED_COLUMN,
+    UNCHANGED_PREFIX,
+    Folded,
+    NotAsExpected,
+)
 from pubsub.delta.writers.expectations import Inserted
 from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.arrow_arrays import Indices
@@ -57,8 +64,8 @@ class _Leaving:
 class DirectStaged:
     """One table's part of a batch, staged.  `added`: the `add` actions of its data files, which are durable.
 
-    `deleted_keys`: those whose rows leave; with `all_stand` the table must have a row under each.  `free_keys` and `inserted`:
-    keys under which it must have none.
+    `deleted_keys`: those whose rows leave; with `all_stand` the table must have a row under each.  `removed`: rows that leave a
+    table without a key, all of which it must have.  `free_keys` and `inserted`: keys under which it must have none.
     """
 
     table: TargetTable
@@ -139,7 +146,7 @@ def look(staged: DirectStaged, record: Commit) -> None:
         if (log.application_version(record.app_id) or 0) != (record.previous or 0):
             return
         _require_no_others(staged, record)
-        if not staged.replace_all and staged.removed is None:
+        if not staged.replace_all:
             _leaving(staged)
 
 
@@ -284,8 +291,6 @@ def _changes(staged: DirectStaged) -> _Changes:
     try:
         if staged.replace_all:
             changes.actions += [remove_action(file, now) for file in log.files.values()]
-        elif staged.removed is not None:
-            _mark(log, list(_find_copies(log, staged)), now, changes)
         else:
             leaving = _leaving(staged)
             if staged.masked is not None and leaving.keys is not None:
@@ -305,6 +310,8 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     log, table = staged.log, staged.table
     if staged.leaving is None or staged.leaving.version != log.version:
         wanted, found = None, list[Found]()
+        if staged.removed is not None:
+            found = list(_find_copies(log, staged))
         if staged.deleted_keys is not None:
             wanted = KeySet(staged.deleted_keys.select(list(table.key)))
             found = list(find(log, wanted, table))
@@ -319,7 +326,7 @@ def _leaving(staged: DirectStaged) -> _Leaving:
 
 
 def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[Found]:
-    """Find, for each removed row, as many equal rows as were removed, in any files."""
+    """Find, for each removed row, as many equal rows as were removed, in any files.  Raises NotAsExpected if there are fewer."""
     assert staged.removed is not None
     names = staged.table.schema.names
     wanted = KeySet(staged.removed.select(names), whole=True)
@@ -339,6 +346,8 @@ def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[Found]:
         if positions:
             at = np.concatenate(positions)
             yield Found(file, at, np.full(len(at), -1), gone)
+    if left.any():
+        raise NotAsExpected("a row is missing")
 
 
 def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:

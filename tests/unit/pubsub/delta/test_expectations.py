@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from apply.staging.fold import fold
 from pubsub.delta import table as delta
 from pubsub.delta.files import file_rows
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer, expectations
+from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
-from pubsub.delta.writers.choose_writer import TableWriters
+from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
 from pubsub.delta.writers.present_rows import TablePresent
 from pubsub.delta.writers.staged_parts import DirectParts
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.rows import DELETE, INSERT, UPDATE, Changes
+from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 from tests.support.json_transactions import JsonTransactions
 
 KEYS: dict[str, Any] = {
@@ -124,6 +126,46 @@ def test_new_keys_past_all_others_are_not_sought(tmp_path: Path, monkeypatch: py
     table.send((INSERT, range(100, 200)), (INSERT, range(200, 300)))
     table.send((INSERT, range(-50, 0)))
     assert table.count == 350
+
+
+def test_rows_without_a_key_stand(tmp_path: Path) -> None:
+    """As many equal rows as are removed.  Those that were missing were passed over in silence."""
+    target = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("a", pa.int64())]), (), "public.t")
+    transactions = JsonTransactions()
+    assert delta.create_empty(transactions, target, {})
+    writers = TableWriters(tmp_path / "stage", transactions)
+    held = 0
+
+    def stage(removed: list[int | None], added: list[int]) -> tuple[AnyStaged, Commit]:
+        ops = np.array([DELETE] * len(removed) + [INSERT] * len(added), np.uint8)
+        new = pa.array([None] * len(removed) + added, pa.int64())
+        old = pa.array(removed + [None] * len(added), pa.int64())
+        kinds = np.where(ops == DELETE, OLD_ROW, 0).astype(np.uint8)
+        changes = Changes(np.arange(len(ops)), ops, {"a": new}, {}, kinds, {"a": old})
+        staged = writers.write(target, fold(changes, None, full=True), replace_all=False)
+        return staged, Commit("app", Lsn(held + 1), Lsn(held + 1), previous=Lsn(held) or None)
+
+    def send(removed: list[int | None], added: list[int]) -> None:
+        nonlocal held
+        staged, record = stage(removed, added)
+        assert isinstance(staged, DirectStaged)
+        writers.look(staged, record)
+        arrow_writer.commit(staged, record)
+        held += 1
+
+    send([], [1, 1, 2])
+    send([1], [3])
+    for gone in ([4], [1, 1], [None], [2, 2, 3]):
+        staged, record = stage(gone, [5])
+        assert isinstance(staged, DirectStaged)
+        with pytest.raises(NotAsExpected):
+            writers.look(staged, record)
+        with pytest.raises(NotAsExpected):
+            arrow_writer.commit(staged, record)
+        arrow_writer.discard(staged)
+    send([1, 2, 3], [6])
+    read = QueryBuilder().register("t", DeltaTable(target.path)).execute("SELECT a FROM t").read_all()
+    assert pa.table(read).column("a").to_pylist() == [6]
 
 
 def test_zeros_are_one_key(tmp_path: Path) -> None:
