@@ -15,7 +15,7 @@ from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Folded, Present
 from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, PubsubError
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol import pgoutput
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
@@ -114,7 +114,7 @@ def folded_for(
     """Fold the changes of one of the batch's tables.
 
     `present`: what the table holds, if it is looked up; of one that only Spark reads nothing is looked up, nor expected.
-    Raises RowInTheWay if the table is not looked up, and must be.
+    Raises RowInTheWay if the table is not looked up, and must be; ProgramLimitExceeded for columns that no array holds (2 GB).
     """
 
     def folded_with(present: Present | None) -> Folded:
@@ -128,11 +128,14 @@ def folded_for(
         )
 
     try:
-        folded = folded_with(present)
-    except FeatureNotSupported:
-        if present is None:
-            raise
-        folded = replace(folded_with(None), expected=None)
+        try:
+            folded = folded_with(present)
+        except FeatureNotSupported:
+            if present is None:
+                raise
+            folded = replace(folded_with(None), expected=None)
+    except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+        raise ProgramLimitExceeded("a column of the batch is too large", detail=str(error)) from error
     if folded.collisions is not None and folded.expected is not None:
         raise RowInTheWay(destination)
     return folded

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apply.staging.row_codes import comparable
+from pubsub.delta.files.comparable_bytes import canonical
 from pubsub.protocol.arrow_arrays import contents
+from pubsub.protocol.column_types import is_nested
 from pubsub.protocol.rows import DELETE, UPDATE, Changes
 
 Hashes = npt.NDArray[np.uint32]
@@ -57,7 +59,9 @@ def _high_half(hashes: Words) -> Hashes:
 def _words(column: pa.Array) -> Words:
     """Map a column's values to numbers, equal where PostgreSQL finds the values equal."""
     kinds = pa.types
-    if kinds.is_floating(column.type):
+    if is_nested(column.type):
+        column = canonical(column)
+    elif kinds.is_floating(column.type):
         column = comparable(column, exact=False)
     elif kinds.is_date32(column.type):
         column = column.view(pa.int32())

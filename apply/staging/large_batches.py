@@ -7,18 +7,20 @@
                     the others: fold all changes of some of their keys together
 
 A key's changes must be folded together and in order, so a pass picks, by a hash of the key, as many keys as have `part_bytes` of
-changes.  Keys between which rows move (an UPDATE of the key) all go into the first pass.  Reading is cheap: frames come from
-memory or sequentially from disk, and only the picked ones are decoded.
+changes.  Keys between which rows move (an UPDATE of the key), directly or by way of others, go into one pass.  Without a key it is
+the rows that are picked: an UPDATE is divided, and its new row is added in one pass, its old one removed in another.  Reading is
+cheap: frames come from memory or sequentially from disk, and only the picked ones are decoded.
 
-Memory is bounded by `part_bytes`, with three exceptions that are held whole: a table without a key whose rows change, rows that
-move between keys, and images that wait for unchanged values of the table's rows.  Blocks.
+Memory is bounded by `part_bytes`, with these exceptions that are held whole: all changes of one key, or of one row of a table
+without a key; rows that move in a long chain of keys; a table without a key whose rows are looked up; and images that wait for
+unchanged values of the table's rows.  Blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -34,12 +36,32 @@ from apply.staging.staged_table import Parts, StagedTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.delta.writers.present_rows import TablePresent
+from pubsub.errors import ProgramLimitExceeded
 from pubsub.protocol import rows
+from pubsub.protocol.arrow_arrays import Indices
+from pubsub.protocol.rows import DELETE, INSERT
 
 _CHUNK: Final = 16 << 20
 _MAX_PASSES: Final = 1 << 15
 
-Partitions = npt.NDArray[np.uint16]
+Numbers = npt.NDArray[np.uint16]
+Hashes = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Partitions:
+    """By seq, the number of the pass that takes a change, and of the one that takes the row before it.
+
+    They are the same array as long as each change of a table with several passes is taken whole.
+    """
+
+    own: Numbers
+    left: Numbers
+
+    def take(self, seq: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.bool_]:
+        """Mark the changes of which the pass takes something."""
+        own = self.own[seq] == number
+        return own if self.left is self.own else own | (self.left[seq] == number)
 
 
 @dataclass(slots=True)
@@ -58,6 +80,13 @@ class _Work:
     parts: Parts | None = None
     present: TablePresent | None = None
     conflicts: Conflicts = field(default_factory=Conflicts)
+    divided: int = 0
+    """How many UPDATEs were staged as an INSERT and a DELETE."""
+
+    @property
+    def by_row(self) -> bool:
+        """Whether passes take rows, not keys."""
+        return not self.wanted.destination.table.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +112,7 @@ def stage_in_parts(
         if work.wanted.destination.table.history is not None:
             work.rewrites = False  # rows are only added
         work.by_key = work.rewrites or work.wanted.destination.may_conflict
-        if work.by_key and work.wanted.destination.table.key:
+        if work.by_key and not (work.by_row and work.wanted.destination.may_conflict):
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
     partitions = _partitions(batch, [work for work in works if work.passes > 1], origin, chunk_bytes)
     staged: list[StagedTable] = []
@@ -111,6 +140,10 @@ def stage_in_parts(
                 work.parts.add(history(None, batch, work.wanted.destination.table, work.wanted.emptied))
             one = work.parts.finish(work.wanted.destination, batch, work.conflicts)
             undo.callback(discard, one.staged)
+            divided = work.divided
+            one = replace(
+                one, inserts=one.inserts - divided, updates=one.updates + divided, deletes=one.deletes - divided
+            )
             if work.present is not None and isinstance(one.staged, DirectStaged):
                 one.staged.still_holds = work.present.still_holds
             staged.append(one)
@@ -145,47 +178,96 @@ def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], c
     ]
 
 
-def _partitions(batch: Batch, works: Sequence[_Work], origin: str, chunk_bytes: int) -> Partitions:
-    """Return, by seq, the number of the pass that takes each change of these tables."""
+def _partitions(batch: Batch, works: Sequence[_Work], origin: str, chunk_bytes: int) -> _Partitions:
+    """Return the numbers of the passes that take each change of these tables."""
     if not works:
-        return np.empty(0, np.uint16)
+        none = np.empty(0, np.uint16)
+        return _Partitions(none, none)
     hashes = np.zeros(batch.rows, np.uint32)
+    before = np.zeros(batch.rows, np.uint32) if any(work.by_row for work in works) else hashes
     seqs: list[list[npt.NDArray[np.int64]]] = [[] for _ in works]
-    moved: list[list[npt.NDArray[np.uint32]]] = [[] for _ in works]
+    moved: list[list[tuple[Hashes, Hashes]]] = [[] for _ in works]
     with closing(batch.chunks(chunk_bytes)) as chunks:
         for first, blocks in chunks:
             frames = rows.split_by_relation(blocks, first)
             for index, work in enumerate(works):
-                table = work.wanted.destination.table
-                for relation, chosen in under_messages(batch, work.wanted, frames):
-                    with blaming(work.wanted.destination), locating(batch, relation, chosen, origin):
-                        only_key = [
-                            field if field is not None and field.name in table.key else None
-                            for field in work.wanted.destination.reading(relation).fields
-                        ]
-                        changes = rows.decode_changes(
-                            chosen,
-                            relation,
-                            only_key,
-                            key=table.key,
-                            types=work.wanted.destination.types,
-                            hidden=table.masks.rules.keys(),
-                        )
-                        own, left = key_hashes(changes, table.key)
+                names = work.wanted.destination.table.key or work.wanted.destination.table.schema.names
+                for changes in _keys(batch, work, frames, origin):
+                    own, left = key_hashes(changes, names)
                     hashes[changes.seq] = own
+                    if before is not hashes:
+                        before[changes.seq] = left
                     seqs[index].append(changes.seq)
-                    leaving = left != own
-                    moved[index] += [own[leaving], left[leaving]]
-    result = np.zeros(batch.rows, np.uint16)
+                    if not work.by_row:
+                        leaving = left != own
+                        moved[index].append((own[leaving], left[leaving]))
+    own_numbers = np.zeros(batch.rows, np.uint16)
+    left_numbers = np.zeros(batch.rows, np.uint16) if before is not hashes else own_numbers
     for work, of_work, keys in zip(works, seqs, moved, strict=True):
-        together = np.unique(np.concatenate(keys))
+        together = _Together(keys)
         for some in of_work:
-            own = hashes[some]
-            number = own % np.uint32(work.passes)
-            if len(together):
-                number[np.isin(own, together)] = 0
-            result[some] = number
-    return result
+            own_numbers[some] = together.joined(hashes[some]) % np.uint32(work.passes)
+            if left_numbers is not own_numbers:
+                left_numbers[some] = before[some] % np.uint32(work.passes) if work.by_row else own_numbers[some]
+    return _Partitions(own_numbers, left_numbers)
+
+
+def _keys(batch: Batch, work: _Work, frames: dict[int, list[rows.RowFrames]], origin: str) -> Iterator[rows.Changes]:
+    """Decode the keys of a table's changes; all columns, as the table has them, if there is no key."""
+    wanted, table = work.wanted, work.wanted.destination.table
+    with blaming(wanted.destination):
+        if work.by_row:
+            yield from decode(batch, wanted, frames, origin)[0]
+            return
+        for relation, chosen in under_messages(batch, wanted, frames):
+            with locating(batch, relation, chosen, origin):
+                only_key = [
+                    field if field is not None and field.name in table.key else None
+                    for field in wanted.destination.reading(relation).fields
+                ]
+                yield rows.decode_changes(
+                    chosen,
+                    relation,
+                    only_key,
+                    key=table.key,
+                    types=wanted.destination.types,
+                    hidden=table.masks.rules.keys(),
+                )
+
+
+class _Together:
+    """Keys, by their hashes, between which rows move: all of those that are connected stand for one of them."""
+
+    def __init__(self, moves: Sequence[tuple[Hashes, Hashes]]) -> None:
+        none = np.empty(0, np.uint32)
+        own = np.concatenate([none, *(own for own, _ in moves)])
+        left = np.concatenate([none, *(left for _, left in moves)])
+        self._keys, places = np.unique(np.concatenate([own, left]), return_inverse=True)
+        self._stands = self._keys[_components(places[: len(own)], places[len(own) :], len(self._keys))]
+
+    def joined(self, hashes: Hashes) -> Hashes:
+        """Return for each hash the one that stands for it."""
+        if not len(self._keys):
+            return hashes
+        places = np.minimum(np.searchsorted(self._keys, hashes), len(self._keys) - 1)
+        return np.where(self._keys[places] == hashes, self._stands[places], hashes)
+
+
+def _components(one: Indices, other: Indices, count: int) -> Indices:
+    """Return for each of `count` nodes the least node that it is connected with; edges lead from `one` to `other`.
+
+    In each round nodes take the least parent that a neighbour's has (FastSV), so that rounds are few, even for long chains.
+    """
+    parents = np.arange(count)
+    while True:
+        above = parents[parents]
+        least = np.minimum(above[one], above[other])
+        found = above.copy()
+        for nodes in (parents[one], parents[other], one, other):
+            np.minimum.at(found, nodes, least)
+        if np.array_equal(found, parents):
+            return parents
+        parents = found
 
 
 def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
@@ -205,7 +287,7 @@ def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
     return [picks for picks in found if picks]
 
 
-def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: str, chunk_bytes: int) -> None:
+def _run(batch: Batch, picks: Sequence[_Pick], partitions: _Partitions, origin: str, chunk_bytes: int) -> None:
     """Run one pass."""
     held: list[list[rows.Changes]] = [[] for _ in picks]
     whole = [False] * len(picks)
@@ -229,19 +311,33 @@ def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: s
 
 
 def _decode(
-    batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: str, first: int, blocks: Sequence[rows.Block]
+    batch: Batch, picks: Sequence[_Pick], partitions: _Partitions, origin: str, first: int, blocks: Sequence[rows.Block]
 ) -> list[tuple[list[rows.Changes], bool]]:
     """Decode, as `decode` does, what each pick takes of a chunk, whose first frame has the number `first`."""
     frames = rows.split_by_relation(blocks, first)
     decoded = []
     for pick in picks:
         with blaming(pick.work.wanted.destination):
-            decoded.append(decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin))
+            parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
+            if pick.partition is not None and pick.work.by_row:
+                parts = [_divided(part, pick.work, partitions, pick.partition) for part in parts]
+            decoded.append((parts, full))
     return decoded
 
 
+def _divided(changes: rows.Changes, work: _Work, partitions: _Partitions, number: int) -> rows.Changes:
+    """Make of each UPDATE of which the pass takes one row only the INSERT or the DELETE of that row."""
+    updates = (changes.op != INSERT) & (changes.op != DELETE)
+    added = updates & (partitions.left[changes.seq] != number)
+    work.divided += int(added.sum())
+    op = changes.op.copy()
+    op[added] = INSERT
+    op[updates & (partitions.own[changes.seq] != number)] = DELETE
+    return replace(changes, op=op)
+
+
 def _picked(
-    pick: _Pick, frames: dict[int, list[rows.RowFrames]], partitions: Partitions
+    pick: _Pick, frames: dict[int, list[rows.RowFrames]], partitions: _Partitions
 ) -> dict[int, list[rows.RowFrames]]:
     mine = {oid: frames[oid] for oid in pick.work.wanted.oids if oid in frames}
     if pick.partition is None:
@@ -249,7 +345,7 @@ def _picked(
     found: dict[int, list[rows.RowFrames]] = {}
     for oid, pieces in mine.items():
         for piece in pieces:
-            chosen = partitions[piece.seq] == pick.partition
+            chosen = partitions.take(piece.seq, pick.partition)
             if chosen.any():
                 found.setdefault(oid, []).append(
                     rows.RowFrames(piece.data, piece.starts[chosen], piece.ends[chosen], piece.seq[chosen])
@@ -257,11 +353,24 @@ def _picked(
     return found
 
 
+@contextmanager
+def _telling_what_helps(destination: Destination) -> Iterator[None]:
+    try:
+        yield
+    except ProgramLimitExceeded as error:
+        relation = destination.table.relation
+        raise ProgramLimitExceeded(
+            f'the changes of table "{relation}" that must be applied together are too large',
+            detail=f"Those of one row, and of keys between which rows move, are not divided. {error.detail or ''}".strip(),
+            hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation} copies the table as it is after them.",
+        ) from error
+
+
 def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, full: bool) -> None:
     """Fold the parts, which are forgotten, and stage what remains."""
     assert work.parts is not None
     destination = work.wanted.destination
-    with blaming(destination):
+    with blaming(destination), _telling_what_helps(destination):
         changes = rows.concat_changes(parts)
         parts.clear()
         if destination.table.history is not None:

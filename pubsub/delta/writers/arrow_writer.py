@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,9 @@ from pubsub.delta.writers.changeset import (
 from pubsub.delta.writers.expectations import Inserted
 from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.arrow_arrays import Indices
+
+# So many bytes of whole rows are sought at a time.
+_SOUGHT_BYTES: Final = 256 << 20
 
 
 @dataclass(slots=True)
@@ -309,9 +312,10 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     """Find the rows that leave, unless that was done for this version.  Raises NotAsExpected."""
     log, table = staged.log, staged.table
     if staged.leaving is None or staged.leaving.version != log.version:
-        wanted, found = None, list[Found]()
+        wanted: KeySet | None = None
+        found: Sequence[Found] = ()
         if staged.removed is not None:
-            found = list(_find_copies(log, staged))
+            found = _find_copies(log, staged)
         if staged.deleted_keys is not None:
             wanted = KeySet(staged.deleted_keys.select(list(table.key)))
             found = list(find(log, wanted, table))
@@ -325,29 +329,46 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     return staged.leaving
 
 
-def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[Found]:
+def _find_copies(log: TableLog, staged: DirectStaged) -> Sequence[Found]:
     """Find, for each removed row, as many equal rows as were removed, in any files.  Raises NotAsExpected if there are fewer."""
     assert staged.removed is not None
+    found: dict[str, Found] = {}
     names = staged.table.schema.names
-    wanted = KeySet(staged.removed.select(names), whole=True)
-    left = np.asarray(staged.removed.column(COUNT_COLUMN)).astype(np.int64)
-    for file in file_rows.files_with(log, staged.table, names, wanted):
-        gone = deletion_vectors.read(log.table, file.vector) if file.vector is not None else None
-        dead = deletion_vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
-        positions: list[Indices] = []
-        for start, batch in file_rows.read_columns(log, file, staged.table, names):
-            rows = wanted.rows(batch)
-            hits = np.flatnonzero(rows >= 0)
-            hits = hits[~deletion_vectors.among(dead, hits + start)]
-            taken = hits[_first_of_each(rows[hits], left)]
-            if len(taken):
-                left -= np.bincount(rows[taken], minlength=len(left))
-                positions.append(taken + start)
-        if positions:
-            at = np.concatenate(positions)
-            yield Found(file, at, np.full(len(at), -1), gone)
-    if left.any():
-        raise NotAsExpected("a row is missing")
+    for removed in _bounded(staged.removed):
+        wanted = KeySet(removed.select(names), whole=True)
+        left = np.asarray(removed.column(COUNT_COLUMN)).astype(np.int64)
+        for file in file_rows.files_with(log, staged.table, names, wanted):
+            gone = deletion_vectors.read(log.table, file.vector) if file.vector is not None else None
+            dead = deletion_vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
+            positions: list[Indices] = [found[file.path].positions] if file.path in found else []
+            for start, batch in file_rows.read_columns(log, file, staged.table, names):
+                rows = wanted.rows(batch)
+                hits = np.flatnonzero(rows >= 0)
+                hits = hits[~deletion_vectors.among(dead, hits + start)]
+                taken = hits[_first_of_each(rows[hits], left)]
+                if len(taken):
+                    left -= np.bincount(rows[taken], minlength=len(left))
+                    positions.append(taken + start)
+            if positions:
+                at = np.concatenate(positions)
+                found[file.path] = Found(file, at, np.full(len(at), -1), gone)
+        if left.any():
+            raise NotAsExpected("a row is missing")
+    return list(found.values())
+
+
+def _bounded(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a large batch's parts, a few parts at a time: one array would not hold them all."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in rows.to_batches():
+        if pending and size + batch.nbytes > _SOUGHT_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending, size = [], 0
+        pending.append(batch)
+        size += batch.nbytes
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:

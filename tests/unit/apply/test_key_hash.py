@@ -61,3 +61,15 @@ def test_keys_are_spread() -> None:
         sizes = np.bincount(own % 7)
         assert sizes.min() > count / 7 * 0.9
         assert sizes.max() < count / 7 * 1.1
+
+
+def test_values_of_several_have_hashes_too() -> None:
+    """Whole rows of a table without a key are divided by these."""
+    lists = pa.array([[1, 2], [1, 2], [2, 1], None])
+    structs = pa.array([{"a": 1.0, "b": "x"}, {"a": 1.0, "b": "x"}, {"a": 1.0, "b": "y"}, None])
+    kinds = np.zeros(4, np.uint8)
+    changes = Changes(np.arange(4), np.full(4, INSERT, np.uint8), {"l": lists, "s": structs}, {}, kinds, {})
+    own, left = key_hashes(changes, ["l", "s"])
+    assert own.tolist() == left.tolist()
+    assert own[0] == own[1]
+    assert len(set(own.tolist())) == 3

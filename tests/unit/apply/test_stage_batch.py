@@ -17,10 +17,17 @@ from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Folded
-from pubsub.errors import FeatureNotSupported, InvalidValue, NotInPrerequisiteState, ProtocolViolation
+from pubsub.errors import (
+    FeatureNotSupported,
+    InvalidValue,
+    NotInPrerequisiteState,
+    ProgramLimitExceeded,
+    ProtocolViolation,
+)
 from pubsub.masks import VARIABLE, Masks, fingerprint_of
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
+from pubsub.reorderbuffer.log import FrameLog
 from pubsub.sql.mask_rules import MaskRule
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
 from tests.support.memory import Holding, MemoryDelta, target
@@ -245,6 +252,80 @@ def test_a_contested_table_that_only_spark_reads_is_not_looked_at(monkeypatch: p
     b.delta.staged.clear()
     b.send(insert(A.oid, 4, "x"), insert(A.oid, 4, "y"))
     assert "insert_exists" in str(b.fails(UniqueViolation))
+
+
+@pytest.fixture
+def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of 60 kB instead of 2 GB, and blocks of frames of 5 kB."""
+    monkeypatch.setattr(FrameLog.__init__, "__defaults__", (5_000,))
+    concat_arrays = pa.concat_arrays
+
+    def limited(arrays: Any) -> pa.Array:
+        arrays = list(arrays)
+        if sum(one.nbytes for one in arrays) > 60_000:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return concat_arrays(arrays)
+
+    monkeypatch.setattr(pa, "concat_arrays", limited)
+
+
+LONG = "x" * 500
+FULL = relation(16384, "a", identity="f")
+
+
+def in_parts(*targets: TargetTable) -> Bench:
+    b = Bench(*targets)
+    b.whole = 20_000
+    return b
+
+
+@pytest.mark.usefixtures("small_arrays")
+def test_a_transaction_that_no_array_holds_without_a_key() -> None:
+    """Each row is added, and its copies are removed, with those that equal it: UPDATEs are divided."""
+    b = in_parts(target("a", key=()))
+    b.send(
+        FULL,
+        *(update(FULL.oid, n + 1, LONG, old=(n, LONG), kind="O") for n in range(200)),
+        *(delete(FULL.oid, 500 + n, LONG, kind="O") for n in range(50)),
+        *(insert(FULL.oid, 500 + n, LONG) for n in range(25)),
+        update(FULL.oid, 900, LONG, old=(900, LONG), kind="O"),
+    )
+    found = b.stage()["a"]
+    assert (found.inserts, found.updates, found.deletes) == (25, 201, 50)
+    folded = b.delta.staged[found.staged.directory][1]
+    assert folded.images.column("id").to_pylist() == [200]
+    assert sorted(folded.removed.column("id").to_pylist()) == [0, *range(525, 550)]
+
+
+@pytest.mark.usefixtures("small_arrays")
+@pytest.mark.parametrize("by", [1000, 100])
+def test_a_transaction_that_no_array_holds_moves_keys(by: int) -> None:
+    """Keys between which rows move, directly or by others, are folded together; others are not."""
+    b = in_parts(target("a"))
+    b.send(A)
+    for first in (150, 100, 50, 0):
+        b.send(*(update(A.oid, n + by, LONG, old=(n, None)) for n in reversed(range(first, first + 50))))
+    found = b.stage()["a"]
+    assert found.updates == 200
+    folded = b.delta.staged[found.staged.directory][1]
+    assert sorted(folded.images.column("id").to_pylist()) == list(range(by, by + 200))
+    assert sorted(folded.deleted_keys.column("id").to_pylist()) == sorted({*range(200), *range(by, by + 200)})
+
+
+@pytest.mark.usefixtures("small_arrays")
+@pytest.mark.parametrize("key", [("id",), ()])
+def test_a_transaction_that_cannot_be_divided(key: tuple[str, ...]) -> None:
+    """The table is named, and what helps."""
+    b = in_parts(target("a", key=key))
+    of = FULL if not key else A
+    b.send(of)
+    for _ in range(4):
+        b.send(*(update(of.oid, 1, LONG, old=None if key else (1, LONG), kind="O") for _ in range(50)))
+    error = b.fails(ProgramLimitExceeded)
+    assert error.relid == 1
+    assert error.sqlstate == "54000"
+    assert error.message == 'the changes of table "a" that must be applied together are too large'
+    assert "ALTER SUBSCRIPTION … RESYNC TABLE a" in error.hint
 
 
 def test_masked_columns_are_masked_before_anything_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,10 @@ def test_new_keys_past_all_others_are_not_sought(tmp_path: Path, monkeypatch: py
     assert table.count == 350
 
 
-def test_rows_without_a_key_stand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sought", [1, 1 << 20], ids=["one by one", "together"])
+def test_rows_without_a_key_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sought: int) -> None:
     """As many equal rows as are removed.  Those that were missing were passed over in silence."""
+    monkeypatch.setattr(arrow_writer, "_SOUGHT_BYTES", sought)
     target = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("a", pa.int64())]), (), "public.t")
     transactions = JsonTransactions()
     assert delta.create_empty(transactions, target, {})
@@ -142,7 +144,9 @@ def test_rows_without_a_key_stand(tmp_path: Path) -> None:
         old = pa.array(removed + [None] * len(added), pa.int64())
         kinds = np.where(ops == DELETE, OLD_ROW, 0).astype(np.uint8)
         changes = Changes(np.arange(len(ops)), ops, {"a": new}, {}, kinds, {"a": old})
-        staged = writers.write(target, fold(changes, None, full=True), replace_all=False)
+        folded = fold(changes, None, full=True)
+        of_parts = pa.Table.from_batches(folded.removed.to_batches(max_chunksize=1), folded.removed.schema)
+        staged = writers.write(target, replace(folded, removed=of_parts), replace_all=False)
         return staged, Commit("app", Lsn(held + 1), Lsn(held + 1), previous=Lsn(held) or None)
 
     def send(removed: list[int | None], added: list[int]) -> None:
