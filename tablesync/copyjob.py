@@ -259,6 +259,8 @@ def _copy_directly(
 
     def keep() -> None:
         while (chunk := landing.queue.get()) is not None:
+            if not _is_local(context):
+                copy_chunks.require_whole(log, chunk[1])
             # The last one is followed at once by the copy's own commit.
             if keeps and len(finished) + 1 < len(parts):
                 copy_chunks.commit(log, record.app_id, name, *chunk, plan.until)

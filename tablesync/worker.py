@@ -231,7 +231,7 @@ class SyncWorker:
     # d
 
     async def _try_executors(self) -> None:
-        """Raise ConnectionFailure, before a slot is made, if the copy takes executors that cannot connect to the publisher."""
+        """Raise, before a slot is made, if the copy takes executors that do not reach publisher and warehouse."""
         if self._settings.spark.is_local:
             return
         async with await self._table.connect(replication=False) as connection:
@@ -241,6 +241,7 @@ class SyncWorker:
             conninfo = self._conninfo_for_tasks()
             withheld = conninfo != self._subscription.conninfo
             await self._engine.run(executor_check.require_connections, conninfo, self._slot, withheld=withheld)
+            await self._engine.run(executor_check.require_shared, self._settings.warehouse_uri)
 
     def _conninfo_for_tasks(self) -> str:
         """Return the connection string; without its passwords if others may read what Spark's programs say to each other."""

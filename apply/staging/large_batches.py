@@ -60,7 +60,7 @@ class _Partitions:
 
     def take(self, seq: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.bool_]:
         """Mark the changes of which the pass takes something."""
-        own = self.own[seq] == number
+        own: npt.NDArray[np.bool_] = self.own[seq] == number
         return own if self.left is self.own else own | (self.left[seq] == number)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, commit_retrying, transaction
+from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 
 
@@ -32,6 +33,17 @@ def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[A
 
     with log.writing:
         commit_retrying(f'keep a chunk of a copy to the Delta table "{log.table}"', commit)
+
+
+def require_whole(log: TableLog, added: Sequence[Action]) -> None:
+    """Raise NotInPrerequisiteState unless the data files that a task has written are where the log will name them."""
+    for file in added:
+        if not _is_whole(log, file):
+            raise NotInPrerequisiteState(
+                f'data file "{file["add"]["path"]}" of the Delta table "{log.table}" is not in the warehouse',
+                detail="A Spark executor has written it where the daemon does not see it.",
+                hint='The setting "warehouse" must name a directory that daemon and executors share, or S3 or HDFS.',
+            )
 
 
 def committed(log: TableLog, copy: str, since: int) -> Mapping[int, tuple[str, list[Action]]]:
