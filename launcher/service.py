@@ -193,7 +193,7 @@ def _require_spark() -> None:
 def _stage_directory(settings: Settings, node_id: str) -> Place:
     """Return where batches are staged for Spark's statements: in the warehouse for a cluster, whose executors see that.
 
-    Raises FeatureNotSupported for a cluster with a warehouse of another kind.
+    Raises FeatureNotSupported for a cluster with a warehouse elsewhere, which the daemon does not reach itself.
     """
     from pubsub.delta.places import is_reached, place
 
@@ -201,7 +201,7 @@ def _stage_directory(settings: Settings, node_id: str) -> Place:
         return settings.spill_directory / "stage"
     if not is_reached(settings.warehouse_uri):
         raise FeatureNotSupported(
-            "a Spark cluster is supported only with a warehouse on S3, or in a directory that its executors share",
+            "a Spark cluster is supported only with a warehouse on S3 or HDFS, or in a directory that its executors share",
             detail=f'The setting "spark.master" is "{settings.spark.master}", "warehouse" is "{settings.warehouse_uri}".',
         )
     of_home = hashlib.sha256(str(settings.home).encode()).hexdigest()[:8]
