@@ -11,7 +11,8 @@ S3:
     endpoint.region                               AWS_REGION, AWS_DEFAULT_REGION
     path.style.access
 
-Without keys each of the three looks for them where Amazon's SDK does: in a profile, or in the machine's role.
+Without keys each of the three looks for them where Amazon's SDK does: in a profile, by a role's token (EKS), or in the
+machine's role.
 
 HDFS: all three take Hadoop's settings as they are, and those of the files in HADOOP_CONF_DIR.  HADOOP_USER_NAME, or
 Kerberos' tickets, say who asks.
@@ -45,6 +46,12 @@ _ATTEMPTS: Final = 5
 _CONNECT: Final = 10.0
 _REQUEST: Final = 60.0
 _LOG_STORE: Final = "pubsub.ConditionalLogStore"
+# Keys of the settings, and then the chain that Arrow has, too.  Hadoop's own list has neither profiles nor roles of a token.
+_PROVIDERS: Final = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+)
 # Hadoop's client waits 0.4 s before it asks a second time whether a file is complete, which a data node reports a
 # millisecond after it has answered; and gives a name node that does not answer up at once.
 _SESSION_OF_HDFS: Final = {
@@ -106,6 +113,8 @@ def _session_conf_of_s3(uri: str, conf: Mapping[str, str]) -> dict[str, str]:
         f"{_HADOOP}{_S3A}retry.limit": "3",
         "spark.delta.logStore.s3a.impl": _LOG_STORE,
     }
+    if f"{_S3A}aws.credentials.provider" not in hadoop_settings(conf):
+        found[f"{_HADOOP}{_S3A}aws.credentials.provider"] = ",".join(_PROVIDERS)
     s3 = _S3.of(_authority(uri), conf)
     if s3.endpoint is not None:
         found[f"{_HADOOP}{_S3A}endpoint"] = s3.endpoint

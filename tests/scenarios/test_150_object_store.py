@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Self
 
+import pyspark
 import pytest
 
-from pubsub import object_stores
+from pubsub import jars, object_stores
 from pubsub.errors import PubsubError
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.hdfs_server import HdfsServer
 from pubsub.testing.s3_server import S3Server, can_build, program
 from tests.fault.daemon import SETTINGS, Daemon, Subscribed
+from tests.support import java_programs
 from tests.support.broken_store import BrokenStore
 from tests.support.replica import PATIENCE, wait_until
 from tests.support.store_servers import S3, Hdfs, Store, commits, write_settings
@@ -100,6 +106,72 @@ def test_the_life_of_tables(store: Store, daemon: Daemon, subscribed: Subscribed
     found = daemon.client(lambda node: node.fetch("SELECT count(*) AS n, max(c) AS c FROM public.a"))
     assert found == [{"n": database.query("SELECT count(*) FROM a")[0][0], "c": "new"}]
     assert b"only-for-tests" not in daemon.log.read_bytes()
+
+
+@pytest.mark.skipif(not java_programs.has_compiler(), reason="needs a JDK")
+@pytest.mark.parametrize("kind", ["profile", "token"])
+def test_hadoop_finds_the_credentials_of_a_profile_and_of_a_role_s_token(tmp_path: Path, kind: str) -> None:
+    profile = tmp_path / "credentials"
+    if kind == "profile":
+        profile.write_text("[default]\naws_access_key_id = of-a-profile\naws_secret_access_key = s\n")
+    (tmp_path / "token").write_text("token")
+    provider = object_stores.session_conf("s3a://lake", {})["spark.hadoop.fs.s3a.aws.credentials.provider"]
+    of_spark = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+    program = Path(java_programs.__file__).with_name("java") / "Credentials.java"
+    classes = os.pathsep.join(map(str, [*jars.s3(), *of_spark]))
+    with TokenService() as service:
+        role = {
+            "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/r",
+            "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_STS": service.url,
+        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        env |= {"AWS_SHARED_CREDENTIALS_FILE": str(profile), "AWS_EC2_METADATA_DISABLED": "true"}
+        ran = subprocess.run(
+            [str(jars.find_java()), "-Xmx256m", "-cp", classes, str(program), provider],
+            env=env | (role if kind == "token" else {}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.stdout.splitlines()[-1:] == [f"of-a-{kind}"], ran.stderr
+
+
+class TokenService:
+    """Answers as Amazon's STS does to AssumeRoleWithWebIdentity."""
+
+    ANSWER = (
+        b'<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+        b"<AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>of-a-token</AccessKeyId>"
+        b"<SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
+        b"<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials>"
+        b"<AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/r/s</Arn><AssumedRoleId>A:s</AssumedRoleId></AssumedRoleUser>"
+        b"</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+    )
+
+    def __enter__(self) -> Self:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.send_header("Content-Type", "text/xml")
+                self.send_header("Content-Length", str(len(TokenService.ANSWER)))
+                self.end_headers()
+                self.wfile.write(TokenService.ANSWER)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 def refused(store: Store, made: Subscribed, warehouse: str, sqlstate: str, **conf: str) -> PubsubError:

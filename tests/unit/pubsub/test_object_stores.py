@@ -76,6 +76,18 @@ def test_the_environment_serves_where_nothing_is_set(monkeypatch: pytest.MonkeyP
     assert (object_stores.options("s3a://lake/t") or {})["AWS_REGION"] == "eu-central-1"
 
 
+def test_spark_finds_the_credentials_that_arrow_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop alone does not look at profiles, nor for a role's token."""
+    name = "spark.hadoop.fs.s3a.aws.credentials.provider"
+    assert "awssdk.auth.credentials.DefaultCredentialsProvider" in object_stores.session_conf("s3a://lake", {})[name]
+    assert name not in object_stores.session_conf("s3a://lake", {name: "my.own.Provider"})
+    (tmp_path / "core-site.xml").write_text(
+        "<configuration><property><name>fs.s3a.aws.credentials.provider</name><value>my.own</value></property></configuration>"
+    )
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert name not in object_stores.session_conf("s3a://lake", {})
+
+
 def test_hadoop_s_settings_come_from_its_files_and_spark_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hdfs-site.xml").write_text(
         "<configuration><property><name>dfs.nameservices</name><value> lake </value></property>"
