@@ -8,7 +8,7 @@ S3:
     setting (fs.s3a.…, or fs.s3a.bucket.NAME.…)   environment
     access.key, secret.key, session.token         AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
     endpoint, connection.ssl.enabled              AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL
-    endpoint.region                               AWS_REGION, AWS_DEFAULT_REGION
+    endpoint.region                               AWS_REGION, AWS_DEFAULT_REGION; without them Amazon is asked
     path.style.access
 
 Without keys each of the three looks for them where Amazon's SDK does: in a profile, by a role's token (EKS), or in the
@@ -24,6 +24,7 @@ import os
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,7 @@ def configure(conf: Mapping[str, str]) -> None:
             _conf.clear()
             _conf.update(conf)
             _s3.cache_clear()
+            _region_at_amazon.cache_clear()
             _hdfs.cache_clear()
 
 
@@ -196,6 +198,21 @@ def hadoop_settings(conf: Mapping[str, str] | None = None) -> dict[str, str]:
     return found | {name.removeprefix(_HADOOP): value for name, value in conf.items() if name.startswith(_HADOOP)}
 
 
+def _region(bucket: str, s3: _S3) -> str:
+    """Return the region that requests are signed for.  Raises OSError if Amazon is asked for it and does not tell.
+
+    Hadoop's file system finds it by itself.  With an endpoint the store is not Amazon's, and nobody may be asked.
+    """
+    return s3.region or (_REGION if s3.endpoint else _region_at_amazon(bucket))
+
+
+@cache
+def _region_at_amazon(bucket: str) -> str:
+    from pyarrow import fs
+
+    return str(fs.resolve_s3_region(bucket))
+
+
 @cache
 def _s3(bucket: str) -> FileSystem:
     from pyarrow import fs
@@ -208,7 +225,7 @@ def _s3(bucket: str) -> FileSystem:
         secret_key=s3.secret_key,
         session_token=s3.session_token,
         anonymous=s3.anonymous,
-        region=s3.region or (_REGION if s3.endpoint else None),
+        region=_region(bucket, s3),
         endpoint_override=endpoint.rstrip("/") or None,
         scheme=scheme,
         connect_timeout=_CONNECT,
@@ -225,14 +242,18 @@ def options(uri: str) -> dict[str, str] | None:
         return None
     if not is_s3(uri):
         return {name: value for name, value in hadoop_settings().items() if not name.startswith(_S3A)}
+    bucket = _authority(uri)
     with _lock:
-        s3 = _S3.of(_authority(uri), _conf)
+        s3 = _S3.of(bucket, _conf)
+    region = None
+    with suppress(OSError):  # deltalake looks for it in its own way then
+        region = _region(bucket, s3)
     found = {
         "AWS_ACCESS_KEY_ID": s3.access_key,
         "AWS_SECRET_ACCESS_KEY": s3.secret_key,
         "AWS_SESSION_TOKEN": s3.session_token,
         "AWS_ENDPOINT_URL": s3.endpoint,
-        "AWS_REGION": s3.region or (_REGION if s3.endpoint else None),
+        "AWS_REGION": region,
         "AWS_ALLOW_HTTP": "true" if s3.endpoint and s3.endpoint.startswith("http://") else None,
         "AWS_SKIP_SIGNATURE": "true" if s3.anonymous else None,
         "connect_timeout": f"{_CONNECT:g}s",

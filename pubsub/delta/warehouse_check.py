@@ -17,15 +17,17 @@ from pubsub.object_stores import is_s3, is_store
 # What the text of an error has, the SQLSTATE, and the hint.
 _OF_S3: Final = (
     ("NO_SUCH_BUCKET", "3F000", 'Create the bucket, or correct the setting "warehouse".'),
+    ("STATUS 301", "22023", "The bucket is in another region than requests are sent to."),
     ("ACCESS_DENIED", "42501", "The key's owner must be allowed to list, read, write and delete objects there."),
     ("INVALID_ACCESS_KEY", "28000", "The access key is unknown to the store."),
     ("SIGNATURE", "28P01", "The secret key does not fit the access key."),
     ("CREDENTIALS", "28000", "No credentials were found."),
     ("NETWORK_CONNECTION", "08001", "The store cannot be reached."),
+    ("NOT FOUND", "3F000", 'Create the bucket, or correct the setting "warehouse".'),
 )
 _SETTINGS_OF_S3: Final = (
-    'Credentials are given in [spark.conf], as "spark.hadoop.fs.s3a.access.key", "….secret.key" and "….endpoint", or in '
-    "the environment (AWS_ACCESS_KEY_ID …)."
+    'Credentials are given in [spark.conf], as "spark.hadoop.fs.s3a.access.key", "….secret.key", "….endpoint" and '
+    '"….endpoint.region", or in the environment (AWS_ACCESS_KEY_ID …, AWS_REGION).'
 )
 _UNREACHED: Final = "The name node cannot be reached."
 _OF_HDFS: Final = (

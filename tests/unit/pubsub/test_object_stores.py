@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyarrow import fs
 
 from pubsub import hdfs, object_stores
 from pubsub.delta.log import checkpoints
@@ -61,7 +63,8 @@ def test_one_set_of_settings_for_all() -> None:
 
 
 def test_a_bucket_may_have_settings_of_its_own() -> None:
-    object_stores.configure({**KEYS, "spark.hadoop.fs.s3a.bucket.lake.access.key": "other"})
+    region = {"spark.hadoop.fs.s3a.endpoint.region": "eu-west-1"}
+    object_stores.configure({**KEYS, **region, "spark.hadoop.fs.s3a.bucket.lake.access.key": "other"})
     assert (object_stores.options("s3a://lake/t") or {})["AWS_ACCESS_KEY_ID"] == "other"
     assert (object_stores.options("s3a://sea/t") or {})["AWS_ACCESS_KEY_ID"] == "me"
 
@@ -86,6 +89,41 @@ def test_spark_finds_the_credentials_that_arrow_finds(tmp_path: Path, monkeypatc
     )
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert name not in object_stores.session_conf("s3a://lake", {})
+
+
+def test_the_region_of_a_bucket_is_asked_of_amazon_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow would take the default one, and a bucket elsewhere answers with a redirection."""
+    asked = []
+
+    def resolve(bucket: str) -> str:
+        asked.append(bucket)
+        return "eu-north-1"
+
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(fs, "resolve_s3_region", resolve)
+    object_stores.configure({**KEYS, "spark.hadoop.fs.s3a.bucket.sea.endpoint.region": "eu-west-1"})
+    found: Any = object_stores.file_system("s3a://lake/t")
+    assert found.region == "eu-north-1"
+    assert (object_stores.options("s3a://lake/t") or {})["AWS_REGION"] == "eu-north-1"
+    assert asked == ["lake"], "once"
+    other: Any = object_stores.file_system("s3a://sea/t")
+    assert other.region == "eu-west-1"
+    object_stores.configure({**KEYS, "spark.hadoop.fs.s3a.endpoint": "http://store:9000"})
+    own: Any = object_stores.file_system("s3a://lake/t")
+    assert own.region == "us-east-1"
+    assert asked == ["lake"]
+
+
+def test_a_bucket_in_another_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    def redirect(*_: object) -> None:
+        raise OSError(errno.EIO, "When completing … AWS Error UNKNOWN (HTTP status 301) during PutObject operation")
+
+    monkeypatch.setattr(StorePath, "write_bytes", redirect)
+    with pytest.raises(PubsubError, match="cannot write to the warehouse") as caught:
+        require_writable("s3a://lake/t")
+    assert "AWS_REGION" in (caught.value.hint or "")
+    assert "another region" in (caught.value.hint or "")
 
 
 def test_hadoop_s_settings_come_from_its_files_and_spark_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
