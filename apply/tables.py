@@ -78,6 +78,9 @@ class ApplyTables:
         self._refresh = ColumnRefresh(catalog, subscription.oid, follower) if follower is not None else None
         self._ready = ReadyTables(catalog, subscription.oid, handover)
         self.relations = RelationMap(catalog, node_id, subscription.oid, handover, self._ready, self._stop_alone)
+        # Names that the catalog did not have at this value of its counter: partitions that are announced beside their root.
+        self._absent: set[tuple[str, str]] = set()
+        self._looked_at: int | None = None
         self._draining = asyncio.Event()
         # Tables whose sync workers are awaited, with the times when that began.
         self._awaited: list[tuple[str, float]] = []
@@ -126,8 +129,12 @@ class ApplyTables:
     async def _know_relations(self, batch: Batch) -> None:
         """Read the catalog again if it may know more about the batch's relations than we do."""
         # An unknown table may have joined just now, without a copy; its rows must not be dropped.
-        if self.relations.unread or not _names(batch) <= self.relations.by_name.keys():
-            await self.relations.load()
+        unknown_names = _names(batch) - self.relations.by_name.keys()
+        if self.relations.unread or unknown_names:
+            counter = await self._catalog.change_counter()
+            if self.relations.unread or counter != self._looked_at or not unknown_names <= self._absent:
+                await self.relations.load()
+                self._looked_at, self._absent = counter, _names(batch) - self.relations.by_name.keys()
             named = {r.oid: (r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
             here = self.relations
             if unknown := {at for oid, at in named.items() if oid not in here.entries and at not in here.by_name}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from apply.batch import Batch
 from pubsub.errors import NotInPrerequisiteState, StartAgain
 from pubsub.protocol.lsn import Lsn
 from tests.support.apply_tables import A, Bench, Meanwhile, opened, until_committed
+from tests.support.frames import relation
 
 
 @pytest.fixture
@@ -101,3 +103,29 @@ async def test_a_table_that_leaves_while_its_destination_is_found_is_left_out(be
     tables = bench.follows(Meanwhile(bench.leaves, at="follow"))
     await bench.ready(100)
     assert await tables.adapt_tables(Batch({A.oid: A}), until_committed) == {}
+
+
+async def test_a_partition_that_is_only_announced_does_not_cost_a_look_at_the_catalog(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under publish_via_partition_root a leaf is announced beside its root.  A table that joins is found all the same."""
+    await bench.ready(100)
+    read = 0
+    relations = bench.catalog.relations
+
+    async def counted(subid: int) -> Any:
+        nonlocal read
+        read += 1
+        return await relations(subid)
+
+    monkeypatch.setattr(bench.catalog, "relations", counted)
+    leaf = relation(16400, "leaf")
+    for _ in range(3):
+        assert set(await bench.tables.adapt_tables(Batch({A.oid: A, leaf.oid: leaf}), None)) == {("public", "a")}
+    assert read == 1
+    other = relation(16401, "other")
+    await bench.tables.adapt_tables(Batch({A.oid: A, other.oid: other}), None)
+    assert read == 2
+    await bench.catalog.remove_relation(bench.subscription.oid, A.oid)
+    assert await bench.tables.adapt_tables(Batch({A.oid: A, other.oid: other}), None) == {}
+    assert read == 3
