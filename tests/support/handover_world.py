@@ -278,6 +278,15 @@ class Catalog:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._seen: list[SubscriptionRel] = []
+        self._counter = 0
+
+    async def change_counter(self) -> int:
+        await self.world.chance.step()
+        now = list(self.world.relations.values())
+        if now != self._seen:
+            self._seen, self._counter = now, self._counter + 1
+        return self._counter
 
     async def relations(self, subid: int) -> list[SubscriptionRel]:
         await self.world.chance.step()
