@@ -61,7 +61,8 @@ def completed(message: Insert | Update | Delete) -> TupleData | None:
         return None
     if isinstance(message, Insert) or message.old is None:
         return message.new
-    held = [UNCHANGED if value is None and message.old_kind == "K" else value for value in message.old]
+    # What is unchanged is not NULL: an old row's NULL only says that it was not sent.
+    held = [UNCHANGED if value is None else value for value in message.old]
     return tuple(b if a is UNCHANGED else a for a, b in zip(message.new, held, strict=True))
 
 
