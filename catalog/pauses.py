@@ -162,7 +162,7 @@ async def _proven(lock: PauseLock) -> AsyncIterator[None]:
         raise next(iter((lost or others or errors).exceptions)) from None
 
 
-async def _never_lost() -> Any:
+async def never_lost() -> Any:
     """A lock of the kernel's is there as long as the process."""
     await asyncio.Event().wait()
 
@@ -189,7 +189,7 @@ def _lock(path: Path) -> PauseLock | None:
     async def unlock() -> None:
         _unlock(path, descriptor)
 
-    return PauseLock(unlock, _never_lost)
+    return PauseLock(unlock, never_lost)
 
 
 def _unlock(path: Path, descriptor: int) -> None:

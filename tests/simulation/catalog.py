@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 
 from catalog.database import _prepare
-from catalog.pauses import Unlock
+from catalog.pauses import PauseLock, never_lost
 from catalog.store import Catalog
 from tests.simulation import sessions
 from tests.simulation.life import Life
@@ -163,7 +163,7 @@ class SimulatedCatalog(Catalog):
                 _READ[key] = found
         return list(found) if isinstance(found, list) else found
 
-    async def _try_pause_lock(self, oid: int) -> Unlock | None:
+    async def _try_pause_lock(self, oid: int) -> PauseLock | None:
         """As Pauses._try_pause_lock, without a session or a file: a process that dies gives its lock back."""
         life, holders = self._life, self._store.pausing
         assert life is not None
@@ -181,7 +181,7 @@ class SimulatedCatalog(Catalog):
             end()
 
         life.ends.append(end)
-        return unlock
+        return PauseLock(unlock, never_lost)
 
     async def _connect(self) -> Any:
         assert self._life is not None
