@@ -72,7 +72,7 @@ class Spool:
                 lsn = position + len(data)
             if lsn >= end:
                 return
-            self.adopt(lsn, self.fetch(lsn))
+            self.adopt(lsn, self.fetch(lsn, self.stop))
 
     def read_kept(self, lsn: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Yield (LSN, bytes) from `lsn` up to `end`, or up to the first byte that is not there."""
@@ -84,15 +84,15 @@ class Spool:
             yield lsn, data
             lsn += len(data)
 
-    def fetch(self, lsn: int) -> int:
+    def fetch(self, lsn: int, stop: threading.Event) -> int:
         """Return a descriptor of the segment that holds `lsn`, from the archive; may run beside `read_kept`, in a thread.
 
-        Raises as `read` does.
+        `stop` ends a restore_command.  Raises as `read` does.
         """
         archive = Archive.of(self.directory)
         if archive is None:
             raise WalMissing("WAL that was kept here has been removed", lsn)
-        number = archive.fetch(lsn, self.stop)
+        number = archive.fetch(lsn, stop)
         if number is None:
             raise WalMissing(
                 f"requested WAL segment {archive.name(lsn)} has already been removed",

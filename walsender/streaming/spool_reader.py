@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from asyncio import Future
 from collections.abc import Callable, Iterator
 
@@ -19,7 +20,8 @@ class SpoolReader:
         self._fetch: Future[int] | None = None
         self._start = 0
         """Where the WAL begins that is fetched."""
-        self._is_closed = False
+        self._stop = threading.Event()
+        """Ends the restore_command that fetches it."""
 
     @property
     def is_fetching(self) -> bool:
@@ -39,9 +41,9 @@ class SpoolReader:
                 yield position, data
                 lsn = position + len(data)
             if lsn < end:
-                self._start = lsn
-                self._fetch = asyncio.get_running_loop().run_in_executor(None, self._spool.fetch, lsn)
-                self._fetch.add_done_callback(self._done)
+                self._start, self._stop = lsn, threading.Event()
+                self._fetch = asyncio.get_running_loop().run_in_executor(None, self._spool.fetch, lsn, self._stop)
+                self._fetch.add_done_callback(lambda _: self._on_fetched())
 
     async def fetched(self) -> None:
         """Wait until what is being fetched has come, or has not."""
@@ -49,20 +51,15 @@ class SpoolReader:
             await asyncio.wait({self._fetch})
 
     def close(self) -> None:
-        """End a restore_command that still runs, and close what is open.  Nothing is read any more."""
-        self._is_closed = True
-        self._spool.stop.set()
-        if self._fetch is not None and self._fetch.done():
-            self._discard(self._fetch)
+        """End a restore_command that still runs, and close what is open; it can be read again."""
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            self._stop.set()
+            fetch.add_done_callback(_discard)
         self._spool.close()
 
-    def _done(self, fetch: Future[int]) -> None:
-        if self._is_closed:
-            self._discard(fetch)
-        else:
-            self._on_fetched()
 
-    def _discard(self, fetch: Future[int]) -> None:
-        self._fetch = None
-        if not fetch.cancelled() and fetch.exception() is None:
-            os.close(fetch.result())
+def _discard(fetch: Future[int]) -> None:
+    """Close what was fetched for nobody."""
+    if not fetch.cancelled() and fetch.exception() is None:
+        os.close(fetch.result())
