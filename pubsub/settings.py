@@ -239,8 +239,14 @@ class Settings(Table):
         return parameter.show(round(getattr(self, parameter.name) / parameter.factor))
 
     def show_all(self) -> list[tuple[str, str]]:
-        """Return all names and values as SHOW ALL prints them, ordered by name."""
+        """Return all names and values as SHOW prints them, ordered by name."""
         return [(name, self.show(name)) for name in sorted([*PARAMETERS, *self._shown_besides()])]
+
+    def describe_all(self) -> list[tuple[str, str, str]]:
+        """Return the rows of SHOW ALL: name, setting and description, ordered by name."""
+        from pubsub.setting_descriptions import DESCRIPTIONS
+
+        return [(name, value, DESCRIPTIONS[name]) for name, value in self.show_all()]
 
     def _shown_besides(self) -> dict[str, str]:
         """Return what is not among PARAMETERS, as SHOW prints it, by full name: texts, and the file's tables."""

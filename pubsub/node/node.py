@@ -430,7 +430,7 @@ class Node:
                 return await execute(session, statement), (), ()
             case Show(name=name):
                 if name is None:
-                    return "SHOW", ("name", "setting"), tuple(self.settings.show_all())
+                    return "SHOW", ("name", "setting", "description"), tuple(self.settings.describe_all())
                 return "SHOW", (name,), ((self.settings.show(name),),)
             case Select():
                 columns, rows = await self._select(statement)

@@ -91,5 +91,6 @@ class NodeBackend:
                 names = []  # whoever logs in is told
         # PostgreSQL's parameters, as a session begins with them, and the node's settings.
         known = SessionParameters({}, contents.OWNER, SERVER_VERSION, superuser=True).listed()
-        found = contents.contents(state, sorted([*known, *self.settings.show_all()]), names)
+        described = sorted([*((*one, "") for one in known), *self.settings.describe_all()])
+        found = contents.contents(state, described, names)
         return replace(found, rows={**found.rows, **self.publisher.rows(found)})

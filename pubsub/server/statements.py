@@ -235,8 +235,8 @@ async def _setting(session: Session, statement: Statement) -> Answer:
             name = _shown(statement)
             fields = _show_fields(session, statement)
             if name == "all":
-                listed = [*parameters.listed(), *session.backend.node.settings.show_all()]
-                return Answer("SHOW", fields, _one_batch([(*one, "") for one in sorted(listed)]), counts=False)
+                listed = [(*one, "") for one in parameters.listed()] + session.backend.node.settings.describe_all()
+                return Answer("SHOW", fields, _one_batch(sorted(listed)), counts=False)
             value = parameters.show(name)[1] if parameters.known(name) else session.backend.node.settings.show(name)
             return Answer("SHOW", fields, _one_batch([(value,)]), counts=False)
         case "reset":

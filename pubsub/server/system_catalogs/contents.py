@@ -126,8 +126,8 @@ def tables(state: State) -> list[Table]:
     return found
 
 
-def contents(state: State, settings: Sequence[tuple[str, str]], users: Iterable[str] = ()) -> Contents:
-    """Return what the catalogs show of a state, of a node's settings, and of roles."""
+def contents(state: State, settings: Sequence[tuple[str, str, str]], users: Iterable[str] = ()) -> Contents:
+    """Return what the catalogs show of a state, of a node's settings (name, setting, description), and of roles."""
     found = tables(state)
     schemas = {
         "pg_catalog": _CATALOG_OID,
@@ -153,9 +153,10 @@ def contents(state: State, settings: Sequence[tuple[str, str]], users: Iterable[
         "pg_authid": _roles(roles),
         "pg_roles": _roles(roles),
         "pg_settings": [
-            {"name": name, "setting": value, "category": "pubsub", "context": "sighup", "vartype": "string",
-             "source": "configuration file", "boot_val": value, "reset_val": value, "pending_restart": False}
-            for name, value in settings
+            {"name": name, "setting": value, "short_desc": description, "category": "pubsub", "context": "sighup",
+             "vartype": "string", "source": "configuration file", "boot_val": value, "reset_val": value,
+             "pending_restart": False}
+            for name, value, description in settings
         ],
         "pg_tables": [
             {"schemaname": one.schema, "tablename": one.name, "tableowner": OWNER, "hasindexes": bool(one.key),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
+from pubsub.setting_descriptions import DESCRIPTIONS
 from pubsub.setting_tables import DailyWindow, Table
 from pubsub.settings import PARAMETERS, Settings
 
@@ -153,6 +154,14 @@ def test_every_setting_is_shown(tmp_path: Path) -> None:
             names.add(name)
     assert names - shown == {"home", "spark.conf", "spark.remote"}
     assert shown <= names
+
+
+def test_every_setting_is_described(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    assert {name for name, _ in settings.show_all()} == set(DESCRIPTIONS)
+    described = settings.describe_all()
+    assert ("http.page", "on", "Whether there is a page for people, which shows texts of errors.") in described
+    assert [(name, value) for name, value, _ in described] == settings.show_all()
 
 
 @pytest.mark.parametrize(
