@@ -87,8 +87,9 @@ lint: base ## ruff, mypy --strict, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-docs: base ## reference pages of settings, options, views and types, from the code: build/docs
-	@$(BIN)/python scripts/reference.py build/docs
+docs: base ## the documents as a site: build/site/index.html; with reference pages of settings, options, views and errors, from the code
+	@$(BIN)/python -m scripts.reference
+	@$(BIN)/python -m scripts.site build
 
 dist: base ## the wheel: dist/pubsub_delta-….whl, which installs into an empty environment
 	@rm -rf build

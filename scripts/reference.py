@@ -1,12 +1,11 @@
-"""Writes the reference pages (settings, subscription options, views, types) from the modules that define these.
+"""The reference pages (settings, subscription options, views, errors, types), made from the modules that define these.
 
-python scripts/reference.py DIRECTORY
+`python -m scripts.reference` writes docs/types.md; scripts/site.py takes the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,9 @@ from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import KINDS, NESTED, RULES, TypeRule
 from pubsub.settings import Settings
 from pubsub.sql.options import CREATE_OPTIONS, SubscriptionOptions
+from scripts.errors_page import errors_page
+from scripts.reference_texts import OPTIONS as OPTION_TEXTS
+from scripts.reference_texts import VIEWS as VIEW_TEXTS
 
 TYPES_PAGE = Path(__file__).resolve().parent.parent / "docs" / "types.md"
 
@@ -144,28 +146,66 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def main(directory: Path) -> None:
-    """Write the four pages into the directory; the page of the types also goes to docs/types.md, kept with the code."""
-    directory.mkdir(parents=True, exist_ok=True)
-    defaults = {field.name: field.default for field in dataclasses.fields(SubscriptionOptions)}
+def pages() -> dict[str, str]:
+    """Return the reference pages by name: settings, options, views and errors."""
     # Of Spark's own settings there are too many, and they are Spark's.
-    settings = [*Settings(home=Path("pubsub-node")).show_all(), ("spark.conf", "{}, passed on to Spark unchanged")]
-    pages = {
-        "settings": table(("setting", "default"), sorted(settings)),
-        "options": table(("option", "default"), [(name, str(defaults[name])) for name in CREATE_OPTIONS]),
-        "views": "\n".join(
-            f"## {name}\n\n" + table(("column", "type"), [(column, kind.name.lower()) for column, kind in view.columns])
+    settings = [
+        *Settings(home=Path("pubsub-node")).describe_all(),
+        ("spark.conf", "{}", "A table of Spark's own settings, passed on unchanged."),
+    ]
+    defaults = {field.name: field.default for field in dataclasses.fields(SubscriptionOptions)}
+    options = [(name, _default(name, defaults[name]), OPTION_TEXTS[name]) for name in CREATE_OPTIONS]
+    return {
+        "settings": "# Settings\n\n" + _SETTINGS + table(("setting", "default", "what it is"), sorted(settings)),
+        "options": "# Options of a subscription\n\n" + _OPTIONS + table(("option", "default", "what it is"), options),
+        "views": "# Views\n\n"
+        + _VIEWS
+        + "\n".join(
+            f"## {name}\n\n{VIEW_TEXTS[name]}\n\n"
+            + table(("column", "type"), [(column, kind.value) for column, kind in view.columns])
             for name, view in VIEWS.items()
         ),
+        "errors": errors_page(),
     }
-    for name, text in pages.items():
-        (directory / f"{name}.md").write_text(f"# {name.capitalize()}\n\n{text}", encoding="utf-8")
-        print(directory / f"{name}.md")
-    for path in (directory / "types.md", TYPES_PAGE):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(types_page(), encoding="utf-8")
-        print(path)
+
+
+_SETTINGS = """\
+In `pubsub.toml`, in the node's directory: those with a dot belong to the table of that name. `SHOW name` and `SHOW ALL`
+show what holds. A SIGHUP, or `systemctl reload`, makes a daemon read the file again.
+
+"""
+
+_OPTIONS = """\
+`CREATE SUBSCRIPTION … WITH (option = value, …)`, most of them also `ALTER SUBSCRIPTION … SET (…)`.
+[What differs from PostgreSQL](../differences.md#options) says more.
+
+"""
+
+_VIEWS = """\
+For `pubsub sql "SELECT …"`, psql and drivers. PostgreSQL's columns come first, with its meanings; then further ones.
+
+"""
+
+
+def _default(name: str, value: object) -> str:
+    """Return an option's default as a statement has it; "" if there is none."""
+    if name == "slot_name":
+        return "the subscription's name"
+    if name == "wal_receiver_timeout":
+        return "-1"
+    if name == "batch_bytes" and isinstance(value, int):
+        return f"{value >> 20}MB"
+    if name == "batch_age" and isinstance(value, float):
+        return f"{value:g}s"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def main() -> None:
+    """Write docs/types.md, the one page of these that is kept with the code."""
+    TYPES_PAGE.write_text(types_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
