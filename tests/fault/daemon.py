@@ -2,94 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from catalog.home_lock import running_daemon
 from pubsub.node.node import CatchupTimeoutError, Node
 from pubsub.sql.identifiers import quote_literal
+from pubsub.testing import daemon
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from tests.running import logs
 from tests.support import stores
-from tests.support.replica import PATIENCE, Faults, wait_until
+from tests.support.replica import PATIENCE, wait_until
 
-SETTINGS = """
-wal_retrieve_retry_interval = "300ms"
-catalog_poll_interval = "50ms"
-max_sync_workers_per_subscription = 2
-[spark.conf]
-"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"
-"spark.driver.memory" = "1g"
-"""
+SETTINGS = f"max_sync_workers_per_subscription = 2\n{daemon.SETTINGS}"
 
 _numbers = itertools.count(1)
 
 
-class Daemon:
+class Daemon(daemon.Daemon):
     """A node's home, and its daemon, which can be started, killed and started again."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
-        self.log = home / "daemon.log"
-        logs.show(self)
-        self.faults = Faults(home / "faults")
-        self._began = 0
-        self._process: subprocess.Popen[bytes] | None = None
         where = "".join(f'{name} = "{value}"\n' for name, value in stores.settings(home).items())
-        (home / "pubsub.toml").write_text(where + SETTINGS)
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        super().__init__(home, where + SETTINGS)
+        logs.show(self)
+        self._began = 0
 
     @property
     def process(self) -> psutil.Process:
-        assert self._process is not None
-        return psutil.Process(self._process.pid)
+        return psutil.Process(self.pid)
 
     def ensure(self) -> None:
         if not self.running:
             self.start()
 
     def start(self) -> None:
-        self._began = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "daemon"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PUBSUB_FAULT": str(self.faults.directory)},
-            )
-        pid = self._process.pid
-        wait_until(lambda: running_daemon(self.home) == pid or not self.running, "the daemon to have the node")
-        assert self.running, self.tail()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def terminate(self) -> int:
-        """Send SIGTERM; return the exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(PATIENCE)
-
-    def killed_by_fault(self) -> None:
-        """Wait until a fault point has killed the daemon."""
-        assert self._process is not None
-        assert self._process.wait(PATIENCE) == -signal.SIGKILL, self.tail()
+        self.mark()
+        super().start()
 
     def jvm(self) -> psutil.Process:
         """Wait for the daemon's JVM and return it."""
@@ -99,28 +52,13 @@ class Daemon:
 
         return wait_until(find, "the JVM")
 
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
-
     def mark(self) -> None:
         """Let `said` look at what is logged from now on."""
-        self._began = self.log.stat().st_size
+        self._began = self.log.stat().st_size if self.log.exists() else 0
 
     def said(self, text: str) -> bool:
         """Return whether the daemon has logged `text` since its last start, or `mark`."""
         return text.encode() in self.log.read_bytes()[self._began :]
-
-    def client(self, work: Any) -> Any:
-        """Return the result of `work(node)`, run as a client of the daemon."""
-
-        async def run() -> Any:
-            async with Node(self.home, workers=False) as node:
-                return await work(node)
-
-        return asyncio.run(run())
-
-    def execute(self, sql: str) -> None:
-        self.client(lambda node: node.execute(sql))
 
 
 class Subscribed:

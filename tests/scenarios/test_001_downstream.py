@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,25 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.full
 def test_the_project_of_the_docs(tmp_path: Path) -> None:
-    files = re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```\n", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert [name for name, _ in files] == ["conftest.py", "test_orders.py"]
+    files = re.findall(
+        r"`(\w+\.py)`[^\n]*(?:\n[^\n`]+)*\n\n```python\n(.*?)```\n", _PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
+    names = ["test_orders.py", "test_outage.py", "test_upgrade.py", "conftest.py", "test_library.py"]
+    assert [name for name, _ in files] == names
     for name, content in files:
         (tmp_path / name).write_text(content, encoding="utf-8")
     ran = run(tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "1 passed" in ran.stdout
+    assert "4 passed" in ran.stdout
+
+
+def test_the_plugin_costs_other_projects_nothing() -> None:
+    """pytest loads it wherever the package is installed."""
+    wanted = "import sys, pubsub.testing.plugin; print([n for n in ('pyarrow', 'psycopg', 'structlog', 'numpy') if n in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", wanted], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+    (entry,) = entry_points(group="pytest11", name="pubsub")
+    assert entry.value == "pubsub.testing.plugin"
 
 
 @pytest.mark.full

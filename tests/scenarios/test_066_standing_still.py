@@ -15,10 +15,10 @@ import psycopg
 import pytest
 
 from pubsub.delta.spark.spark_session import Spark
+from pubsub.testing.bad_network import BadNetwork
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import chunk_reader
-from tests.support.bad_network import BadNetwork
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 

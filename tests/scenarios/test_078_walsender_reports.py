@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from pubsub.protocol.lsn import Lsn
+from pubsub.testing.bad_network import BadNetwork
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.bad_network import BadNetwork
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
 from tests.support.walsender_decodings import Decoding

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pubsub.testing.bad_network import BadNetwork
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.bad_network import BadNetwork
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
 from tests.support.stock_pairs import SETTINGS, Make, Pair

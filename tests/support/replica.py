@@ -21,6 +21,7 @@ from pubsub.node.node import CatchupTimeoutError, Node
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qualified
 from pubsub.testing.compare import compare_tables
+from pubsub.testing.fault_points import Faults
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support import stores
@@ -364,30 +365,3 @@ def faults(directory: Path) -> Iterator[Faults]:
     finally:
         found.clear()
         patch.undo()
-
-
-class Faults:
-    """The directory of pubsub.faults, from the test's side."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        directory.mkdir(exist_ok=True)
-
-    def arm(self, point: str, what: str = "hold") -> None:
-        (self.directory / f"{point}.reached").unlink(missing_ok=True)
-        new = self.directory / f"{point}.new"
-        new.write_text(what)
-        new.replace(self.directory / point)
-
-    def release(self, point: str) -> None:
-        (self.directory / point).unlink(missing_ok=True)
-
-    def is_reached(self, point: str) -> bool:
-        return (self.directory / f"{point}.reached").exists()
-
-    def wait(self, point: str) -> None:
-        wait_until(lambda: self.is_reached(point), f'the point "{point}"')
-
-    def clear(self) -> None:
-        for path in self.directory.iterdir():
-            path.unlink()
