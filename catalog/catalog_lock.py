@@ -36,8 +36,8 @@ from pubsub.errors import ObjectInUse, PubsubError
 #: An arbitrary advisory lock; its second key is the oid of the node's table, by which schemas of a database differ.
 _LOCK: Final = 0x70756273
 _SESSION: Final = """
-SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '10'
-                                  WHEN 'tcp_keepalives_interval' THEN '10' WHEN 'application_name' THEN 'pubsub daemon'
+SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '5'
+                                  WHEN 'tcp_keepalives_interval' THEN '5' WHEN 'application_name' THEN 'pubsub daemon'
                                   ELSE '0' END, false)
   FROM pg_catalog.pg_settings
  WHERE name IN ('application_name', 'idle_session_timeout', 'tcp_keepalives_count', 'tcp_keepalives_idle',
@@ -68,7 +68,7 @@ class Holder(Database):
 
         Raises ObjectInUse, which names the daemon that runs, or the catalog that this one is a copy of.
         """
-        if self._engine.dialect.name == "postgresql":
+        if self.is_shared:
             self._session = await self._connect()
             try:
                 if not await self._try():
@@ -86,9 +86,14 @@ class Holder(Database):
             await self.let_go()
             raise
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes on other machines can have this catalog, too."""
+        return self._engine.dialect.name == "postgresql"
+
     async def has_daemon(self) -> bool:
         """Return whether a process, of whatever home, is the catalog's daemon."""
-        if self._engine.dialect.name != "postgresql":
+        if not self.is_shared:
             return running_daemon(self._file.parent, file=_lock_file(self._file)) is not None
         async with self._read() as connection:
             return bool((await connection.exec_driver_sql(_IS_HELD)).scalar_one())

@@ -169,7 +169,12 @@ def sql(
 
 
 @app.command()
-def daemon(context: typer.Context) -> None:
+def daemon(
+    context: typer.Context,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another daemon has the catalog, and take over when it ends.")
+    ] = False,
+) -> None:
     """Run the node's workers in the foreground, until SIGTERM or Ctrl-C; SIGHUP reads the settings again."""
     # Read by Arrow when it is imported, and not for the processes that Spark starts.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
@@ -177,7 +182,7 @@ def daemon(context: typer.Context) -> None:
 
     del os.environ["ARROW_DEFAULT_MEMORY_POOL"]
 
-    carry_out(context.obj, serve(context.obj))
+    carry_out(context.obj, serve(context.obj, standby=standby))
 
 
 @app.command()

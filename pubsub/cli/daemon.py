@@ -4,6 +4,8 @@ SIGTERM, SIGINT   drain: commit and report what was received, for drain_timeout 
 a second SIGINT   end at once; the next daemon receives again what was not committed
 SIGHUP            read and check pubsub.toml again; if it has changed, restart the workers with it, or with what they had
                   if it cannot be served
+
+With --standby it waits as long as another daemon has the catalog, under the same signals.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from launcher.failures import traced, typed
 from launcher.service import Service
 from pubsub import logs
 from pubsub.cli.privacy import harden, warn_of_open_cluster, warn_of_readers
-from pubsub.errors import PubsubError
+from pubsub.errors import FeatureNotSupported, ObjectInUse, PubsubError
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.picture import Pictures
 from pubsub.node.node import Node, make_home
@@ -44,15 +46,16 @@ _FAILED: Final = 1
 logger = structlog.get_logger()
 
 
-async def serve(common: Common) -> int:
+async def serve(common: Common, *, standby: bool = False) -> int:
     """Run until asked to stop, and return the exit code.
 
+    `standby`: while another daemon has the catalog, wait for its end, and then take its place.
     Raises PubsubError, for example if another daemon runs, the settings cannot be read or Java is missing.
     """
     recent = logs.RecentEvents()
     logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose, recent=recent)
     try:
-        return await _serve(common, recent)
+        return await _serve(common, recent, standby)
     except PubsubError:
         raise
     except Exception as error:
@@ -63,7 +66,7 @@ async def serve(common: Common) -> int:
         return _FAILED
 
 
-async def _serve(common: Common, recent: logs.RecentEvents) -> int:
+async def _serve(common: Common, recent: logs.RecentEvents, standby: bool) -> int:
     harden()
     make_home(common.home)
     settings = Settings.load(common.home)
@@ -81,7 +84,9 @@ async def _serve(common: Common, recent: logs.RecentEvents) -> int:
             while again:
                 serving = asyncio.Event()
                 try:
-                    found, again = await _serve_with(settings, common, wanted, manager, observed, lock, serving)
+                    found, again = await _serve_with(
+                        settings, common, wanted, manager, observed, lock, serving, standby
+                    )
                 except Exception as error:
                     # What a settings file says can be right, and yet not be served: a port may be taken, a host or the
                     # catalog may not be found.
@@ -103,13 +108,27 @@ async def _serve_with(
     observed: Observed,
     lock: DaemonLock,
     serving: asyncio.Event,
+    standby: bool,
 ) -> tuple[Settings, bool]:
     """Serve until a signal ends it; return the settings, and whether to serve again, with these.
 
-    `serving` is set when all of the settings are served.
+    `serving` is set when all of the settings are served, or would be if this daemon did not stand by.
     """
     async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
-        service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
+        if standby:
+            _require_shared(catalog)
+        service: Service | None = None
+        while service is None:
+            if standby:
+                signalled = await _stand_by(settings, catalog, wanted, manager, serving)
+                if signalled is not None:
+                    return signalled
+            try:
+                service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
+            except ObjectInUse:
+                # Another one that stood by was quicker.
+                if not standby:
+                    raise
         try:
             async with Node(settings.home, settings=settings, service=service) as node:
                 backend = NodeBackend(settings, node)
@@ -125,7 +144,10 @@ async def _serve_with(
                         )
                         serving.set()
                         manager.tell("READY=1")
-                        settings, again = await _until_signalled(service, doors, wanted, settings)
+                        failing = asyncio.create_task(_failed(service, doors))
+                        signalled = await _until_signalled(failing, wanted, settings)
+                        assert signalled is not None, "workers end by an error alone"
+                        settings, again = signalled
                         if not again:
                             manager.tell("STOPPING=1")
                 finally:
@@ -161,21 +183,77 @@ async def _monitored(settings: Settings, pictures: Pictures, observed: Observed)
         await endpoint.close()
 
 
+def _require_shared(catalog: Catalog) -> None:
+    if not catalog.is_shared:
+        raise FeatureNotSupported(
+            "a daemon can stand by for a catalog on PostgreSQL only",
+            detail="A catalog in a file, and the lock on it, are one machine's.",
+            hint='Name the catalog\'s database in pubsub.toml: url = "postgresql://…" in the table [catalog].',
+        )
+
+
+async def _stand_by(
+    settings: Settings, catalog: Catalog, wanted: _Signals, manager: ServiceManager, serving: asyncio.Event
+) -> tuple[Settings, bool] | None:
+    """Wait until the catalog has no daemon, and return None; or return what a signal asks for, as _until_signalled does."""
+    if not await catalog.has_daemon():
+        return None
+    async with _monitored_standing_by(settings) as http:
+        logger.info("daemon stands by", catalog=catalog.url, http=http, pid=os.getpid())
+        serving.set()
+        manager.tell("READY=1\nSTATUS=standing by")
+        signalled = await _until_signalled(asyncio.create_task(_is_free(settings, catalog)), wanted, settings)
+        if signalled is None:
+            logger.info("daemon takes over", catalog=catalog.url)
+            manager.tell("STATUS=")
+        return signalled
+
+
+async def _is_free(settings: Settings, catalog: Catalog) -> None:
+    """Return when the catalog has no daemon.  While its server does not answer it has whatever daemon it had."""
+    told = None
+    while True:
+        try:
+            if not await catalog.has_daemon():
+                return
+            told = None
+        except PubsubError as error:
+            if error.message != told:
+                logger.warning("catalog could not be read", reason=error.message, hint=error.hint)
+            told = error.message
+        await asyncio.sleep(settings.catalog_poll_interval)
+
+
+@asynccontextmanager
+async def _monitored_standing_by(settings: Settings) -> AsyncIterator[str | None]:
+    """Tell monitors that this daemon lives, and is not ready, as long as the body runs; yield the place."""
+    place = settings.http.place()
+    if place is None:
+        yield None
+        return
+    from pubsub.monitoring.standby import StandbyEndpoint
+
+    endpoint = await StandbyEndpoint.listen(place)
+    try:
+        yield endpoint.place
+    finally:
+        await endpoint.close()
+
+
 async def _until_signalled(
-    service: Service, doors: Doors, wanted: _Signals, settings: Settings
-) -> tuple[Settings, bool]:
+    working: asyncio.Task[None], wanted: _Signals, settings: Settings
+) -> tuple[Settings, bool] | None:
     """Wait for a signal; return the settings, and True if the workers must restart with them, False if the daemon ends.
 
-    Raises the error of a launcher that fails meanwhile.
+    Returns None if `working` ends before, and raises its error.
     """
-    failing = asyncio.create_task(_failed(service, doors))
     try:
         while True:
             signalled = asyncio.create_task(wanted.event.wait())
-            done, _ = await asyncio.wait({failing, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({working, signalled}, return_when=asyncio.FIRST_COMPLETED)
             signalled.cancel()
-            if failing in done:
-                failing.result()
+            if working in done:
+                return working.result()
             wanted.event.clear()
             if wanted.stop:
                 logger.info("daemon drains", deadline=settings.drain_timeout)
@@ -195,8 +273,8 @@ async def _until_signalled(
             logger.info("settings have changed: the workers start again")
             return found, True
     finally:
-        failing.cancel()
-        await asyncio.gather(failing, return_exceptions=True)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 def _not_taken(error: PubsubError) -> None:

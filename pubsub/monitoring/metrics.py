@@ -83,8 +83,11 @@ _COUNTERS: Final = {
 assert frozenset(_COUNTERS) == Counters.__optional_keys__
 
 
-def exposition(picture: Picture, accept: str) -> tuple[str, bytes]:
-    """Return content type and body: OpenMetrics, or Prometheus's older text for clients that accept that alone."""
+def exposition(picture: Picture | None, accept: str) -> tuple[str, bytes]:
+    """Return content type and body: OpenMetrics, or Prometheus's older text for clients that accept that alone.
+
+    Without a picture they are those of a daemon that stands by.
+    """
     families = _Families(picture)
     if "application/openmetrics-text" not in accept and ("text/plain" in accept or "text/html" in accept):
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(families)
@@ -92,11 +95,11 @@ def exposition(picture: Picture, accept: str) -> tuple[str, bytes]:
 
 
 class _Families(Collector):
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture | None) -> None:
         self._picture = picture
 
     def collect(self) -> Iterable[Metric]:
-        return families(self._picture)
+        return standing_by() if self._picture is None else families(self._picture)
 
 
 def families(picture: Picture) -> Iterator[Metric]:
@@ -115,6 +118,18 @@ def families(picture: Picture) -> Iterator[Metric]:
     yield from _slots(picture, subscriptions)
     yield from _streams(picture)
     yield from _debezium(picture, subscriptions)
+
+
+def standing_by() -> Iterator[Metric]:
+    """Yield the metrics of a daemon that stands by: its process's, and that it does."""
+    yield _standing_by(True)
+    yield from PlatformCollector(registry=None).collect()
+    yield from ProcessCollector(registry=None).collect()
+
+
+def _standing_by(stands: bool) -> Metric:
+    text = "1 for a daemon that waits to take the place of the one that has its catalog."
+    return _gauge("pubsub_standing_by", text, (), [((), float(stands))])
 
 
 def _with_status(picture: Picture) -> Iterator[tuple[Any, SubscriptionStatus]]:
@@ -153,6 +168,7 @@ def _process(picture: Picture) -> Iterator[Metric]:
     node = InfoMetricFamily("pubsub_node", "The node and its program.")
     node.add_metric((), {"node_id": picture.state.node.node_id, "version": __version__})
     yield node
+    yield _standing_by(False)
     yield from PlatformCollector(registry=None).collect()
     yield from ProcessCollector(registry=None).collect()
     yield _gauge(

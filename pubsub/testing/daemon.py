@@ -55,13 +55,13 @@ class Daemon:
         assert self._process is not None, "the daemon was not started"
         return self._process.pid
 
-    def start(self) -> None:
-        """Start the daemon; return when it has the node.  Raises RuntimeError with the end of its log if it fails."""
+    def start(self, *options: str) -> None:
+        """Start `pubsub daemon`; return when it has the node.  Raises RuntimeError with the end of its log if it fails."""
         from catalog.home_lock import running_daemon
 
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "daemon"],
+                [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "daemon", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

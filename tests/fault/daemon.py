@@ -40,9 +40,9 @@ class Daemon(daemon.Daemon):
         if not self.running:
             self.start()
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         self.mark()
-        super().start()
+        super().start(*options)
 
     def jvm(self) -> psutil.Process:
         """Wait for the daemon's JVM and return it."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psutil
 import pytest
 from deltalake import DeltaTable
 
 from pubsub.testing.fixtures import Database
+from pubsub.testing.ports import Port
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.fault.daemon import SETTINGS, Daemon, Subscribed
 from tests.support.replica import wait_until
@@ -75,6 +82,89 @@ def test_a_daemon_that_was_stopped_in_its_commit_commits_nothing(
         first.kill()
         if second is not None:
             second.kill()
+
+
+@pytest.mark.full
+def test_one_that_stands_by_takes_over(tmp_path: Path, database: Database, publisher: EmbeddedPostgres) -> None:
+    """At once when the other is killed, and as soon as a session is ended that a machine without power left behind.  Twice: the
+    first one stands by in its turn."""
+    publisher.create_database("two_daemons")
+    catalog = f"postgresql://{publisher.user}@{publisher.host}:{publisher.port}/two_daemons"
+    first, second = (daemon_at(tmp_path / name, tmp_path / "warehouse", catalog) for name in ("first", "second"))
+    (tmp_path / "warehouse").mkdir()
+    port = Port.reserve()
+    with (second.home / "pubsub.toml").open("a") as settings:
+        settings.write(f'[http]\nlisten = "127.0.0.1:{port.number}"\n')
+    first.start("--standby")
+    try:
+        subscribed = Subscribed(first, database)
+        subscribed.subscribe()
+        subscribed.assert_equal()
+        second.start("--standby")
+        wait_until(lambda: second.said("daemon stands by"), "the second daemon to stand by")
+        assert asked(port, "health") == (200, {"status": "alive"})
+        assert asked(port, "ready") == (503, {"status": "standing by"})
+        with urlopen(f"http://127.0.0.1:{port.number}/metrics") as answer:
+            assert b"\npubsub_standing_by 1.0\n" in answer.read()
+        # A reload while it stands by, and the other's rows meanwhile.
+        (second.home / "pubsub.toml").write_text((second.home / "pubsub.toml").read_text().replace("300ms", "301ms", 1))
+        second.mark()
+        second.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: second.said("daemon stands by"), "the second daemon to stand by again")
+        subscribed.write(3)
+        subscribed.assert_equal()
+        assert not second.said("takes over")
+
+        first.kill()
+        wait_until(lambda: second.said("daemon has started"), "the second daemon to take over")
+        subscribed.write(3)
+        subscribed.daemon = second
+        subscribed.assert_equal()
+        assert asked(port, "ready") == (200, {"status": "ready"})
+
+        first.start("--standby")
+        wait_until(lambda: first.said("daemon stands by"), "the first daemon to stand by")
+        second.process.suspend()
+        subscribed.write(3)
+        # What the server does by itself when a machine has not answered for twenty seconds.
+        publisher.query(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = 'two_daemons' AND application_name = 'pubsub daemon'"
+        )
+        database.query("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active")
+        wait_until(lambda: first.said("daemon has started"), "the first daemon to take over")
+        subscribed.daemon = first
+        subscribed.assert_equal()
+        second.process.resume()
+        # It finds that the catalog is another's.
+        wait_until(lambda: not second.running, "the second daemon to end")
+        assert second.said("another daemon")
+        subscribed.write(3)
+        subscribed.assert_equal()
+        subscribed.drop()
+        assert first.terminate() == 0
+    finally:
+        first.kill()
+        second.kill()
+        publisher.drop_database("two_daemons")
+
+
+@pytest.mark.full
+def test_nobody_stands_by_for_a_catalog_in_a_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pubsub.cli", "--home", str(tmp_path), "daemon", "--standby"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "a daemon can stand by for a catalog on PostgreSQL only" in ran.stderr
+
+
+def asked(port: Port, path: str) -> tuple[int, object]:
+    """Return the status and the document of an answer."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port.number}/{path}") as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
 
 
 def write(subscribed: Subscribed, number: int) -> None:
