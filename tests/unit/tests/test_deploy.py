@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from pubsub.monitoring.endpoint import Endpoint
 from pubsub.monitoring.metrics import exposition
+from pubsub.settings import Settings
 from tests.support import promtool
 from tests.unit.pubsub.monitoring.test_metrics import picture
 
@@ -175,3 +179,37 @@ def test_every_metric_is_in_the_document() -> None:
         one for one in short if f"`{one}`" not in text and f"`{one}_total`" not in text and f"`{one}_info`" not in text
     }
     assert {one for one in missing if not one.startswith("confl_")} == set()
+
+
+def test_the_pods_of_kubernetes() -> None:
+    """What a schema cannot see: settings that the program takes, its own ports, paths and user, and time to drain."""
+    manifests = {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "pubsub.yaml").read_text())}
+    assert list(manifests) == ["ConfigMap", "Service", "PodDisruptionBudget", "StatefulSet"]
+    settings = Settings.read(tomllib.loads(manifests["ConfigMap"]["data"]["pubsub.toml"]), Path("/var/lib/pubsub"))
+    pod = manifests["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (port,) = container["ports"]
+    place = settings.http.place()
+    assert place is not None
+    assert port["containerPort"] == manifests["Service"]["spec"]["ports"][0]["port"] == place[1]
+    endpoint = Endpoint(picture_of_nothing, 0.0)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = container[probe]["httpGet"]
+        assert (asked["path"] in endpoint._paths, asked["port"]) == (True, port["name"])
+    image = (DEPLOY / "container" / "Containerfile").read_text()
+    assert f"--uid {pod['securityContext']['runAsUser']} " in image
+    assert pod["terminationGracePeriodSeconds"] > settings.drain_timeout
+    assert container["args"] == ["daemon", "--standby"]
+    assert settings.catalog.url is not None
+    homes = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert f"PUBSUB_HOME={homes['home']} HOME={homes['home']}" in image
+    for one in (container, *pod["initContainers"]):
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+async def picture_of_nothing() -> NoReturn:
+    raise AssertionError
