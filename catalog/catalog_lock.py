@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,11 +45,15 @@ SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp
  WHERE name IN ('application_name', 'idle_session_timeout', 'tcp_keepalives_count', 'tcp_keepalives_idle',
                 'tcp_keepalives_interval')
 """
+#: What a daemon holds besides while it starts again with other settings.
+_RESERVED: Final = _LOCK + 1
 _TRY: Final = f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK}, 'pubsub_node'::regclass::oid::int8::bit(32)::int4)"
+_RESERVE: Final = _TRY.replace(str(_LOCK), str(_RESERVED))
 _IS_HELD: Final = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_locks
-                WHERE locktype = 'advisory' AND classid = {_LOCK} AND objid = 'pubsub_node'::regclass::oid AND objsubid = 2
-                      AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) AND granted)
+                WHERE locktype = 'advisory' AND classid IN ({_LOCK}, {_RESERVED})
+                      AND objid = 'pubsub_node'::regclass::oid AND objsubid = 2 AND granted
+                      AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()))
 """
 _HINT: Final = "Stop it first, or give this node a catalog of its own: a catalog has one daemon at a time."
 
@@ -92,11 +98,31 @@ class Holder(Database):
         return self._engine.dialect.name == "postgresql"
 
     async def has_daemon(self) -> bool:
-        """Return whether a process, of whatever home, is the catalog's daemon."""
+        """Return whether a process, of whatever home, is the catalog's daemon, or is about to be again."""
         if not self.is_shared:
             return running_daemon(self._file.parent, file=_lock_file(self._file)) is not None
         async with self._read() as connection:
             return bool((await connection.exec_driver_sql(_IS_HELD)).scalar_one())
+
+    @asynccontextmanager
+    async def reserved(self) -> AsyncIterator[None]:
+        """Keep daemons that stand by waiting while this one lets go of the catalog and holds it again.
+
+        It outlasts `close`.  Raises PubsubError if the catalog's server does not answer.  Nothing for a catalog in a file.
+        """
+        if not self.is_shared:
+            yield
+            return
+        session = await self._connect()
+        try:
+            try:
+                async with self._answering():
+                    await session.exec_driver_sql(_RESERVE)
+            except failures(self._engine) as error:
+                raise typed(error) from error
+            yield
+        finally:
+            await self._end_session(session)
 
     async def prove(self) -> None:
         """Check that this process still is the catalog's daemon.

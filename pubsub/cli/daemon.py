@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -77,25 +77,26 @@ async def _serve(common: Common, recent: logs.RecentEvents, standby: bool) -> in
     wanted.install()
     manager = ServiceManager.from_environment()
     # The lock is held while the workers start again with other settings, too: nobody may take the node meanwhile, or
-    # believe that nobody has it.
+    # believe that nobody has it.  The same goes for its catalog, as far as others stand by for it.
     async with manager.watched():
         with DaemonLock.acquire(settings.home) as lock:
-            again, before = True, None
-            while again:
-                serving = asyncio.Event()
-                try:
-                    found, again = await _serve_with(
-                        settings, common, wanted, manager, observed, lock, serving, standby
-                    )
-                except Exception as error:
-                    # What a settings file says can be right, and yet not be served: a port may be taken, a host or the
-                    # catalog may not be found.
-                    if serving.is_set() or before is None:
-                        raise
-                    _not_taken(typed(error))
-                    settings, before = before, None
-                else:
-                    settings, before = found, settings
+            async with _Reservation() as reservation:
+                again, before = True, None
+                while again:
+                    serving = asyncio.Event()
+                    try:
+                        found, again = await _serve_with(
+                            settings, common, wanted, manager, observed, lock, serving, standby, reservation
+                        )
+                    except Exception as error:
+                        # What a settings file says can be right, and yet not be served: a port may be taken, a host or
+                        # the catalog may not be found.
+                        if serving.is_set() or before is None:
+                            raise
+                        _not_taken(typed(error))
+                        settings, before = before, None
+                    else:
+                        settings, before = found, settings
     logger.info("daemon has ended")
     return 0
 
@@ -109,6 +110,7 @@ async def _serve_with(
     lock: DaemonLock,
     serving: asyncio.Event,
     standby: bool,
+    reservation: _Reservation,
 ) -> tuple[Settings, bool]:
     """Serve until a signal ends it; return the settings, and whether to serve again, with these.
 
@@ -119,16 +121,17 @@ async def _serve_with(
             _require_shared(catalog)
         service: Service | None = None
         while service is None:
-            if standby:
+            if standby and not reservation.is_held:
                 signalled = await _stand_by(settings, catalog, wanted, manager, serving)
                 if signalled is not None:
                     return signalled
             try:
                 service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
             except ObjectInUse:
-                # Another one that stood by was quicker.
+                # Another one was quicker.
                 if not standby:
                     raise
+                await reservation.end()
         try:
             async with Node(settings.home, settings=settings, service=service) as node:
                 backend = NodeBackend(settings, node)
@@ -143,12 +146,15 @@ async def _serve_with(
                             pid=os.getpid(),
                         )
                         serving.set()
+                        await reservation.end()
                         manager.tell("READY=1")
                         failing = asyncio.create_task(_failed(service, doors))
                         signalled = await _until_signalled(failing, wanted, settings)
                         assert signalled is not None, "workers end by an error alone"
                         settings, again = signalled
-                        if not again:
+                        if again:
+                            await reservation.begin(catalog)
+                        else:
                             manager.tell("STOPPING=1")
                 finally:
                     await doors.close()
@@ -181,6 +187,33 @@ async def _monitored(settings: Settings, pictures: Pictures, observed: Observed)
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         await endpoint.close()
+
+
+class _Reservation:
+    """Of the catalog, from a daemon's end until it has begun again with other settings."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self.is_held = False
+
+    async def __aenter__(self) -> _Reservation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.end()
+
+    async def begin(self, catalog: Catalog) -> None:
+        """Reserve the catalog; if its server does not answer, whoever comes first will have it."""
+        try:
+            await self._stack.enter_async_context(catalog.reserved())
+        except PubsubError as error:
+            logger.warning("catalog could not be read", reason=error.message, hint=error.hint)
+        else:
+            self.is_held = True
+
+    async def end(self) -> None:
+        self.is_held = False
+        await self._stack.aclose()
 
 
 def _require_shared(catalog: Catalog) -> None:

@@ -111,8 +111,14 @@ def test_one_that_stands_by_takes_over(tmp_path: Path, database: Database, publi
         second.mark()
         second.process.send_signal(signal.SIGHUP)
         wait_until(lambda: second.said("daemon stands by"), "the second daemon to stand by again")
+        # Nor is one of the daemon that works an end for which the other waits.
+        (first.home / "pubsub.toml").write_text((first.home / "pubsub.toml").read_text().replace("300ms", "301ms", 1))
+        first.mark()
+        first.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: first.said("daemon has started"), "the first daemon to have started again")
         subscribed.write(3)
         subscribed.assert_equal()
+        assert not first.said("daemon stands by")
         assert not second.said("takes over")
 
         first.kill()
