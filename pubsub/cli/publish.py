@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -57,13 +58,35 @@ async def serve(common: Common, more: Mapping[str, Any], past: PastSlot | None =
     try:
         if past is not None and start is not None:
             await doors.begin_slot(past.name, past.plugin, start)
-        logger.info(
-            "publisher has started", listen=doors.place, directory=str(common.home / "walsender"), pid=os.getpid()
-        )
-        try:
-            await doors.failed()
-        except asyncio.CancelledError:
-            logger.info("publisher has ended")
+        async with _monitored(settings, doors) as http:
+            logger.info(
+                "publisher has started",
+                listen=doors.place,
+                http=http,
+                directory=str(common.home / "walsender"),
+                pid=os.getpid(),
+            )
+            try:
+                await doors.failed()
+            except asyncio.CancelledError:
+                logger.info("publisher has ended")
     finally:
         await doors.close()
     return 0
+
+
+@asynccontextmanager
+async def _monitored(settings: Settings, doors: Doors) -> AsyncIterator[str | None]:
+    """Serve what monitors ask for as long as the body runs, if [http] says where; yield the place.  Raises PubsubError."""
+    place = settings.http.place()
+    if place is None:
+        yield None
+        return
+    from pubsub.monitoring.publisher import PublisherEndpoint
+
+    assert doors.publisher is not None
+    endpoint = await PublisherEndpoint.listen(place, doors.publisher)
+    try:
+        yield endpoint.place
+    finally:
+        await endpoint.close()

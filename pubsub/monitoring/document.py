@@ -201,8 +201,10 @@ def document(picture: Picture, observed: Observed, query: Query, ready_lag: floa
         "copies_total": len(copied),
         "slots": slots[:_MOST],
         "slots_total": len(slots),
-        "streams": [{"server": server, **_texts(row)} for server, row in picture.streams[:_MOST]],
-        "upstream_lsn": None if picture.upstream_position is None else str(Lsn(picture.upstream_position)),
+        "streams": [{"server": server, **_texts(row)} for server, row in picture.served.streams[:_MOST]],
+        "upstream_lsn": None
+        if picture.served.upstream_position is None
+        else str(Lsn(picture.served.upstream_position)),
         "events": [asdict(one) | {"fields": dict(one.fields)} for one in observed.events.newest()],
     }
 
@@ -327,11 +329,11 @@ def _publishers_slots(picture: Picture) -> list[dict[str, Any]]:
 def _own_slots(picture: Picture) -> list[dict[str, Any]]:
     """Return the slots that this node serves."""
     found = []
-    for server, row in picture.slots:
+    for server, row in picture.served.slots:
         restart = row.get("restart_lsn")
         retained = None
-        if server == "walsender" and restart is not None and picture.upstream_position is not None:
-            retained = max(0, picture.upstream_position - int(Lsn.parse(restart)))
+        if server == "walsender" and restart is not None and picture.served.upstream_position is not None:
+            retained = max(0, picture.served.upstream_position - int(Lsn.parse(restart)))
         found.append(
             {
                 "server": server,
@@ -339,7 +341,9 @@ def _own_slots(picture: Picture) -> list[dict[str, Any]]:
                 **{name: row.get(name) for name in _SLOT},
                 "retained_wal_bytes": retained,
                 "safe_wal_bytes": row.get("safe_wal_size"),
-                "current_lsn": None if picture.upstream_position is None else str(Lsn(picture.upstream_position)),
+                "current_lsn": None
+                if picture.served.upstream_position is None
+                else str(Lsn(picture.served.upstream_position)),
                 "unknown_since": None,
             }
         )

@@ -17,11 +17,12 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import h11
 import structlog
@@ -30,6 +31,9 @@ from pubsub.errors import PubsubError
 from pubsub.monitoring.answers import TEXT, Answer, Asked, Handler, as_json
 from pubsub.monitoring.picture import Picture
 from pubsub.monitoring.readiness import obstacles
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 MAX_CLIENTS: Final = 32
 MAX_REQUEST: Final = 16 << 10
@@ -201,9 +205,13 @@ class Endpoint:
         from pubsub.monitoring.metrics import exposition
 
         async with self._making:
-            picture = await self._take()
-            kind, body = await asyncio.to_thread(exposition, picture, asked.accept)
+            kind, body = await asyncio.to_thread(exposition, await self._families(), asked.accept)
         return Answer(HTTPStatus.OK, kind, body)
+
+    async def _families(self) -> Callable[[], Iterator[Metric]]:
+        from pubsub.monitoring.metrics import families
+
+        return partial(families, await self._take())
 
     async def _health(self, asked: Asked) -> Answer:
         return as_json(HTTPStatus.OK, {"status": "alive"})

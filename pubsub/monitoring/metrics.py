@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from apply.worker_statistics import Distribution
 from catalog.records import Counters, PublisherStatus, WorkerStats
 from catalog.states import RelState
 from pubsub import __version__
-from pubsub.monitoring.picture import Live, Picture
+from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.node.status import SubscriptionStatus, TableStatus
 from pubsub.protocol.lsn import Lsn
 
@@ -83,23 +83,20 @@ _COUNTERS: Final = {
 assert frozenset(_COUNTERS) == Counters.__optional_keys__
 
 
-def exposition(picture: Picture | None, accept: str) -> tuple[str, bytes]:
-    """Return content type and body: OpenMetrics, or Prometheus's older text for clients that accept that alone.
-
-    Without a picture they are those of a daemon that stands by.
-    """
-    families = _Families(picture)
+def exposition(make: Callable[[], Iterator[Metric]], accept: str) -> tuple[str, bytes]:
+    """Return content type and body: OpenMetrics, or Prometheus's older text for clients that accept that alone."""
+    collected = _Families(make)
     if "application/openmetrics-text" not in accept and ("text/plain" in accept or "text/html" in accept):
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(families)
-    return openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest(families)  # type: ignore[no-untyped-call]
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(collected)
+    return openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest(collected)  # type: ignore[no-untyped-call]
 
 
 class _Families(Collector):
-    def __init__(self, picture: Picture | None) -> None:
-        self._picture = picture
+    def __init__(self, make: Callable[[], Iterator[Metric]]) -> None:
+        self._make = make
 
     def collect(self) -> Iterable[Metric]:
-        return standing_by() if self._picture is None else families(self._picture)
+        return self._make()
 
 
 def families(picture: Picture) -> Iterator[Metric]:
@@ -115,16 +112,22 @@ def families(picture: Picture) -> Iterator[Metric]:
     yield from _changes(picture, named)
     yield from _verifications(picture, [(s.name, table) for s in subscriptions.values() for table in s.tables])
     yield from _copies(picture, named)
-    yield from _slots(picture, subscriptions)
-    yield from _streams(picture)
+    yield from _slots(picture.served, _slots_elsewhere(picture, subscriptions))
+    yield from _streams(picture.served)
     yield from _debezium(picture, subscriptions)
 
 
 def standing_by() -> Iterator[Metric]:
     """Yield the metrics of a daemon that stands by: its process's, and that it does."""
     yield _standing_by(True)
-    yield from PlatformCollector(registry=None).collect()
-    yield from ProcessCollector(registry=None).collect()
+    yield from _own_process()
+
+
+def of_publisher(served: Served) -> Iterator[Metric]:
+    """Yield the metrics of a publisher's server without a node."""
+    yield from _own_process()
+    yield from _slots(served, [])
+    yield from _streams(served)
 
 
 def _standing_by(stands: bool) -> Metric:
@@ -169,14 +172,18 @@ def _process(picture: Picture) -> Iterator[Metric]:
     node.add_metric((), {"node_id": picture.state.node.node_id, "version": __version__})
     yield node
     yield _standing_by(False)
-    yield from PlatformCollector(registry=None).collect()
-    yield from ProcessCollector(registry=None).collect()
+    yield from _own_process()
     yield _gauge(
         "pubsub_jvm_resident_memory_bytes",
         "Memory of Spark's JVM, while it runs.",
         (),
         [((), _resident(picture.jvm_pid))],
     )
+
+
+def _own_process() -> Iterator[Metric]:
+    yield from PlatformCollector(registry=None).collect()
+    yield from ProcessCollector(registry=None).collect()
 
 
 def _resident(pid: int | None) -> float | None:
@@ -449,23 +456,28 @@ def _copies(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
         )
 
 
-def _slots(picture: Picture, subscriptions: Mapping[int, SubscriptionStatus]) -> Iterator[Metric]:
-    """Yield the slots of publishers, as their monitors saw them, and those that this node has."""
-    theirs: list[tuple[Labels, PublisherStatus]] = []
+def _slots_elsewhere(
+    picture: Picture, subscriptions: Mapping[int, SubscriptionStatus]
+) -> list[tuple[Labels, PublisherStatus]]:
+    """Return the slots of publishers, as their monitors saw them."""
+    found: list[tuple[Labels, PublisherStatus]] = []
     for oid, s in subscriptions.items():
         publisher = picture.state.publishers.get(oid)
         if s.slot is not None and publisher is not None and publisher.away_since is None:
-            theirs.append((("publisher", s.slot, s.name, "pgoutput", ""), publisher))
-    ours = [
-        ((server, row["slot_name"], "", row["plugin"], row["database"] or ""), row) for server, row in picture.slots
-    ]
+            found.append((("publisher", s.slot, s.name, "pgoutput", ""), publisher))
+    return found
+
+
+def _slots(served: Served, theirs: Sequence[tuple[Labels, PublisherStatus]]) -> Iterator[Metric]:
+    """Yield the slots of publishers, and those that this program has."""
+    ours = [((server, row["slot_name"], "", row["plugin"], row["database"] or ""), row) for server, row in served.slots]
     yield _gauge(
         "pg_replication_slots_retained_bytes",
         "WAL that the slot retains.",
         _SLOT,
         [
             *((n, p.retained_wal_bytes) for n, p in theirs),
-            *((n, _retained(picture, row)) for n, row in ours if n[0] == "walsender"),
+            *((n, _retained(served, row)) for n, row in ours if n[0] == "walsender"),
         ],
     )
     yield _gauge(
@@ -494,19 +506,25 @@ def _slots(picture: Picture, subscriptions: Mapping[int, SubscriptionStatus]) ->
         "pubsub_walsender_received_lsn",
         "Up to where the upstream server's WAL was received, in bytes.",
         (),
-        [((), picture.upstream_position)],
+        [((), served.upstream_position)],
+    )
+    yield _gauge(
+        "pubsub_walsender_upstream_up",
+        "Whether the upstream server's WAL comes.",
+        (),
+        [((), None if served.upstream_position is None else float(served.failing is None))],
     )
 
 
-def _retained(picture: Picture, row: Mapping[str, Any]) -> float | None:
+def _retained(served: Served, row: Mapping[str, Any]) -> float | None:
     restart = _parsed(row["restart_lsn"])
-    if restart is None or picture.upstream_position is None:
+    if restart is None or served.upstream_position is None:
         return None
-    return max(0.0, picture.upstream_position - restart)
+    return max(0.0, served.upstream_position - restart)
 
 
-def _streams(picture: Picture) -> Iterator[Metric]:
-    every = [((server, *(str(row.get(name) or "") for name in _STREAM[1:])), row) for server, row in picture.streams]
+def _streams(served: Served) -> Iterator[Metric]:
+    every = [((server, *(str(row.get(name) or "") for name in _STREAM[1:])), row) for server, row in served.streams]
     for column in ("sent_lsn", "write_lsn", "flush_lsn", "replay_lsn"):
         yield _gauge(
             f"pg_stat_replication_{column}",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pubsub.node.node import Node
     from pubsub.server.backend import NodeBackend
     from pubsub.server.doors import Doors
+    from walsender.server.service import Service
 
 #: A picture is shown for so many seconds, however many ask: the catalog has new figures once a second.
 _FRESH: Final = 1.0
@@ -53,20 +54,50 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What subscribers are served.
+
+    `slots` and `streams` are rows of pg_replication_slots and pg_stat_replication, each with the server that has them:
+    "walsender" or "node".  `upstream_position`: up to where the walsender has the upstream server's WAL; None without one.
+    `failing`: why none comes now; None while it does.
+    """
+
+    slots: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    streams: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    upstream_position: int | None = None
+    failing: str | None = None
+
+    @classmethod
+    def of(cls, publisher: Service | None, node: NodeBackend | None = None) -> Served:
+        """Look at the walsender, and at the node's own publisher."""
+        slots: list[tuple[str, Mapping[str, Any]]] = []
+        streams: list[tuple[str, Mapping[str, Any]]] = []
+        if publisher is not None:
+            from walsender.server.slot_statements import slot_row
+
+            slots += [("walsender", slot_row(publisher, one)) for one in publisher.slots]
+            streams += [("walsender", one.stream.row()) for one in publisher.sessions if one.stream is not None]
+        if node is not None:
+            from pubsub.server.publishing.publisher import slot_row as node_slot_row
+
+            slots += [("node", node_slot_row(one)) for one in node.publisher.slots]
+            streams += [("node", one.row()) for one in node.publisher.streams]
+        if publisher is None:
+            return cls(slots, streams)
+        return cls(slots, streams, publisher.feed.received, publisher.feed.failing)
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """The node at one moment.
 
-    `live`: by subscription's oid, where an apply worker runs.  `slots` and `streams` are rows of pg_replication_slots and
-    pg_stat_replication, each with the server that has them: "walsender" or "node".  `upstream_position`: up to where the
-    walsender has the upstream server's WAL; None without one.  `verify_interval`: the setting, in seconds; 0: never.
+    `live`: by subscription's oid, where an apply worker runs.  `verify_interval`: the setting, in seconds; 0: never.
     """
 
     state: State
     status: NodeStatus
     live: Mapping[int, Live]
-    slots: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    streams: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    upstream_position: int | None = None
+    served: Served = Served()
     jvm_pid: int | None = None
     verify_interval: float = 0.0
 
@@ -94,29 +125,6 @@ class Pictures:
         state = await self._node.state()
         service = self._node.service
         live = {} if service is None else {oid: Live.of(one) for oid, one in service.launcher.figures().items()}
-        slots: list[tuple[str, Mapping[str, Any]]] = []
-        streams: list[tuple[str, Mapping[str, Any]]] = []
-        position = None
-        publisher = self._doors.publisher if self._doors is not None else None
-        if publisher is not None:
-            from walsender.server.slot_statements import slot_row
-
-            position = publisher.feed.received
-            slots += [("walsender", slot_row(publisher, one)) for one in publisher.slots]
-            streams += [("walsender", one.stream.row()) for one in publisher.sessions if one.stream is not None]
-        if self._backend is not None:
-            from pubsub.server.publishing.publisher import slot_row as node_slot_row
-
-            slots += [("node", node_slot_row(one)) for one in self._backend.publisher.slots]
-            streams += [("node", one.row()) for one in self._backend.publisher.streams]
         jvm = service.engine.jvm_pid if service is not None else None
-        return Picture(
-            state,
-            from_state(state, os.getpid()),
-            live,
-            slots,
-            streams,
-            position,
-            jvm,
-            self._node.settings.verify.interval,
-        )
+        served = Served.of(self._doors.publisher if self._doors is not None else None, self._backend)
+        return Picture(state, from_state(state, os.getpid()), live, served, jvm, self._node.settings.verify.interval)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from pubsub.monitoring.answers import Answer, Asked, as_json
 from pubsub.monitoring.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class StandbyEndpoint(Endpoint):
@@ -16,17 +19,17 @@ class StandbyEndpoint(Endpoint):
     @classmethod
     async def listen(cls, place: tuple[str, int]) -> Self:
         """Listen at host and port (0: a free one).  Raises PubsubError (58030)."""
-        return await cls.open(place, _no_picture, 0.0)
+        return await cls.open(place, no_picture, 0.0)
 
-    async def _metrics(self, asked: Asked) -> Answer:
-        from pubsub.monitoring.metrics import exposition
+    async def _families(self) -> Callable[[], Iterator[Metric]]:
+        from pubsub.monitoring.metrics import standing_by
 
-        kind, body = await asyncio.to_thread(exposition, None, asked.accept)
-        return Answer(HTTPStatus.OK, kind, body)
+        return standing_by
 
     async def _ready(self, asked: Asked) -> Answer:
         return as_json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "standing by"})
 
 
-async def _no_picture() -> NoReturn:
+async def no_picture() -> NoReturn:
+    """Take the place of a picture where there is no node to take one of."""
     raise NotImplementedError

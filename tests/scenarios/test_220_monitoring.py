@@ -19,9 +19,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
+from pubsub.testing.ports import Port
+from pubsub.testing.servers import EmbeddedPostgres
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.exposition import OPENMETRICS, Samples, samples, value
-from tests.support.replica import wait_until
+from tests.support.publish import Publish
+from tests.support.replica import PATIENCE, wait_until
 
 
 def place(daemon: Daemon, what: str) -> str:
@@ -213,3 +216,55 @@ def disturbed(watched: Subscribed) -> None:
     wait_until(lambda: get(watched.daemon, "/health")[0] == 200, "the silent clients to be let go")
     assert watched.daemon.running
     assert not watched.daemon.said("Traceback")
+
+
+@pytest.mark.full
+def test_a_publishers_server_without_a_node_is_seen(tmp_path: Path) -> None:
+    """`pubsub publish`: its slots, and whether the upstream server's WAL comes."""
+    home = tmp_path / "home"
+    home.mkdir()
+    held = Port.reserve()
+    (home / "pubsub.toml").write_text(f'[http]\nlisten = "127.0.0.1:{held.number}"\n')
+
+    def asked(path: str) -> tuple[int, str]:
+        try:
+            accepting = Request(f"http://127.0.0.1:{held.number}{path}", headers={"Accept": OPENMETRICS})
+            with urlopen(accepting, timeout=PATIENCE) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def found(metric: str, **labels: str) -> float | None:
+        return value(samples(asked("/metrics")[1]), metric, **labels)
+
+    with EmbeddedPostgres("18") as server:
+        publish = Publish(home, server.conninfo())
+        try:
+            publish.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+            assert asked("/health")[0] == 200
+            wait_until(lambda: asked("/ready")[0] == 200, "WAL to come")
+            assert asked("/")[0] == 404
+            assert found("pubsub_walsender_upstream_up") == 1
+            slot = {
+                "server": "walsender",
+                "slot_name": "s",
+                "subname": "",
+                "plugin": "pgoutput",
+                "database": "postgres",
+            }
+            assert found("pg_replication_slots_active", **slot) == 0
+            before = found("pg_replication_slots_retained_bytes", **slot)
+            server.execute("CREATE TABLE t AS SELECT generate_series(1, 10000) i")
+            wait_until(
+                lambda: (found("pg_replication_slots_retained_bytes", **slot) or 0) > (before or 0) + 100000, "WAL"
+            )
+            server.stop("immediate")
+            wait_until(lambda: asked("/ready")[0] == 503, "the loss of the server to be told")
+            assert found("pubsub_walsender_upstream_up") == 0
+            assert asked("/health")[0] == 200
+            server.start()
+            wait_until(lambda: asked("/ready")[0] == 200, "WAL to come again")
+            assert found("pubsub_walsender_upstream_up") == 1
+        finally:
+            publish.kill()

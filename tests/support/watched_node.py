@@ -34,7 +34,7 @@ from pubsub.logs import RecentEvents
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.endpoint import Endpoint
 from pubsub.monitoring.page import Page
-from pubsub.monitoring.picture import Live, Picture
+from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.node.status import from_state
 from pubsub.protocol.copyboth import pg_time_from_datetime
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -158,7 +158,9 @@ def picture(now: datetime, tables: int = 1000, *, hostile: bool = False) -> Pict
         "replay_lsn": "0/16B2F00",
     }  # fmt: skip
     seen = replace(from_state(state, 4711), time=now)
-    return Picture(state, seen, {5: Live.of(figures)}, (("walsender", slot),), (("walsender", stream),), 0x16B4100)
+    return Picture(
+        state, seen, {5: Live.of(figures)}, Served((("walsender", slot),), (("walsender", stream),), 0x16B4100)
+    )
 
 
 def _lag(second: int) -> float | None:

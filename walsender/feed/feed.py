@@ -123,6 +123,8 @@ class Feed:
         """The position of the last list of running transactions, and what was known there; saved once it is on disk."""
         self.oldest = 0
         """The LSN from which on there is WAL here."""
+        self.failing: str | None = None
+        """Why no WAL comes from the upstream server; None while it does."""
         self.held: int | None = None
         """An LSN from which on WAL must stay here although no slot needs it yet."""
         self.listeners: set[Callable[[int], None]] = set()
@@ -334,8 +336,10 @@ class Feed:
                 continue
             except (ConnectionFailure, PublisherError) as error:
                 logger.warning("the upstream server cannot be reached", reason=error.message)
+                self.failing = error.message
             except FileFailure as error:
                 logger.error("WAL cannot be kept", reason=error.message, hint=error.hint)
+                self.failing = error.message
             await asyncio.sleep(_RETRY)
             self._reader.restart_at(self._reader.position)
 
@@ -386,6 +390,7 @@ class Feed:
         segment = self.received // size
         async with aclosing(source.feed(self._reader)) as feeding:
             async for nothing_more in feeding:
+                self.failing = None
                 self._take()
                 if nothing_more:
                     self._tell()

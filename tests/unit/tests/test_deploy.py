@@ -7,6 +7,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -15,7 +16,7 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pubsub.monitoring.endpoint import Endpoint
-from pubsub.monitoring.metrics import exposition
+from pubsub.monitoring.metrics import exposition, families
 from pubsub.settings import Settings
 from tests.support import promtool
 from tests.unit.pubsub.monitoring.test_metrics import picture
@@ -32,6 +33,7 @@ WELL: Final = {
     "pubsub_subscription_error{S}": "0x120",
     "pubsub_subscription_workers{S}": "1x120",
     "pubsub_publisher_up{S}": "1x120",
+    "pubsub_walsender_upstream_up": "1x120",
     "pg_stat_subscription_lag_seconds{S}": "2x120",
     'pg_replication_slots_retained_bytes{S,slot_name="s"}': "1000000x120",
     'pg_replication_slots_safe_wal_size{S,slot_name="s"}': "9000000000x120",
@@ -57,6 +59,7 @@ _BAD: Final[Mapping[str, Mapping[str, str]]] = {
     "PubsubSubscriptionFails": {"pubsub_subscription_error{S}": "1x120"},
     "PubsubSubscriptionHasNoWorker": {"pubsub_subscription_workers{S}": "0x120"},
     "PubsubPublisherAway": {"pubsub_publisher_up{S}": "0x120"},
+    "PubsubUpstreamAway": {"pubsub_walsender_upstream_up": "0x120"},
     "PubsubSubscriptionLags": {"pg_stat_subscription_lag_seconds{S}": "301x120"},
     "PubsubSlotGrows": {'pg_replication_slots_retained_bytes{S,slot_name="s"}': "10000000001x120"},
     "PubsubSlotSoonLost": {'pg_replication_slots_safe_wal_size{S,slot_name="s"}': "999999999x120"},
@@ -158,7 +161,7 @@ def queries() -> list[str]:
 def test_every_metric_that_rules_and_dashboard_name_is_there() -> None:
     known = {
         sample.name
-        for family in text_string_to_metric_families(exposition(picture(), "")[1].decode())
+        for family in text_string_to_metric_families(exposition(partial(families, picture()), "")[1].decode())
         for sample in family.samples
     }
     # A family without samples is not in `known`; the picture has some of each.
@@ -172,8 +175,8 @@ def test_every_metric_that_rules_and_dashboard_name_is_there() -> None:
 
 def test_every_metric_is_in_the_document() -> None:
     text = (DEPLOY.parent / "docs" / "monitoring.md").read_text()
-    families = text_string_to_metric_families(exposition(picture(), "")[1].decode())
-    names = {one.name for one in families if not one.name.startswith(("process_", "python_"))}
+    found = text_string_to_metric_families(exposition(partial(families, picture()), "")[1].decode())
+    names = {one.name for one in found if not one.name.startswith(("process_", "python_"))}
     short = {one.removeprefix("pg_stat_subscription_stats_").removeprefix("debezium_metrics_") for one in names}
     missing = {
         one for one in short if f"`{one}`" not in text and f"`{one}_total`" not in text and f"`{one}_info`" not in text

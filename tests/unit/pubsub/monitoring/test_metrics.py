@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -39,8 +40,8 @@ from pubsub.errors import PubsubError
 from pubsub.monitoring import endpoint as endpoints
 from pubsub.monitoring.answers import Answer, Asked, Handler
 from pubsub.monitoring.endpoint import MAX_CLIENTS, Endpoint
-from pubsub.monitoring.metrics import exposition
-from pubsub.monitoring.picture import Live, Picture
+from pubsub.monitoring.metrics import exposition, families
+from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.monitoring.readiness import obstacles
 from pubsub.node.status import from_state
 from pubsub.node.verify.report import TableReport
@@ -117,9 +118,7 @@ def picture(**changes: Any) -> Picture:
         state,
         from_state(state, 1),
         {5: Live.of(figures)},
-        (("walsender", slot),),
-        (("node", {**stream, "sent_lsn": "0/10", "flush_lsn": None}),),
-        0x700,
+        Served((("walsender", slot),), (("node", {**stream, "sent_lsn": "0/10", "flush_lsn": None}),), 0x700),
         os.getpid(),
         86400.0,
     )
@@ -127,7 +126,7 @@ def picture(**changes: Any) -> Picture:
 
 
 def test_prometheus_parser_reads_what_the_catalog_and_the_workers_know() -> None:
-    kind, body = exposition(picture(), OPENMETRICS)
+    kind, body = exposition(partial(families, picture()), OPENMETRICS)
     assert kind.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
     found = samples(body.decode())
@@ -184,15 +183,15 @@ def test_prometheus_parser_reads_what_the_catalog_and_the_workers_know() -> None
 
 def test_the_older_text_has_the_same_and_browsers_get_it() -> None:
     for accept in ("text/plain;version=0.0.4", "text/html,application/xhtml+xml,*/*;q=0.8"):
-        kind, body = exposition(picture(), accept)
+        kind, body = exposition(partial(families, picture()), accept)
         assert kind.startswith("text/plain")
         found = samples(body.decode(), read_text)
         assert value(found, "pg_stat_subscription_lag_seconds", subname="s") == 1.5
-    assert exposition(picture(), "")[0].startswith("application/openmetrics-text")
+    assert exposition(partial(families, picture()), "")[0].startswith("application/openmetrics-text")
 
 
 def test_no_secret_no_row_s_value_and_no_error_s_text_is_shown() -> None:
-    assert SECRET.encode() not in exposition(picture(), OPENMETRICS)[1]
+    assert SECRET.encode() not in exposition(partial(families, picture()), OPENMETRICS)[1]
     assert SECRET not in json.dumps(obstacles(picture().status, 60))
 
 
@@ -200,7 +199,9 @@ def test_what_is_unknown_has_no_sample() -> None:
     whole = picture()
     away = replace(whole.state, publishers={5: PublisherStatus(away_since=TIME)})
     found = samples(
-        exposition(replace(whole, state=away, status=from_state(away, 1), live={}), OPENMETRICS)[1].decode()
+        exposition(partial(families, replace(whole, state=away, status=from_state(away, 1), live={})), OPENMETRICS)[
+            1
+        ].decode()
     )
     assert value(found, "pubsub_publisher_up", subname="s") == 0
     assert not [name for name, labels in found if name == "pg_stat_subscription_lag_bytes"]
@@ -209,7 +210,7 @@ def test_what_is_unknown_has_no_sample() -> None:
         whole.state, subscriptions=(), relations=(), origins=(), workers=(), copies=(), statistics=(), publishers={},
         rows=(), storage=(), verifications=(),
     )  # fmt: skip
-    assert samples(exposition(Picture(empty, from_state(empty, 1), {}), OPENMETRICS)[1].decode())
+    assert samples(exposition(partial(families, Picture(empty, from_state(empty, 1), {})), OPENMETRICS)[1].decode())
 
 
 @pytest.mark.parametrize("outcome", ["failed", "not compared"])
@@ -225,7 +226,9 @@ def test_a_table_that_differed_does_so_until_it_is_found_equal(outcome: Outcome)
             whole = picture()
             state = replace(whole.state, verifications=(last,))
             found = samples(
-                exposition(replace(whole, state=state, status=from_state(state, 1)), OPENMETRICS)[1].decode()
+                exposition(partial(families, replace(whole, state=state, status=from_state(state, 1))), OPENMETRICS)[
+                    1
+                ].decode()
             )
             labels = {"subname": "s", "relation": f"public.{ODD}"}
             assert value(found, "pubsub_verification_equal", **labels) == expected
@@ -243,7 +246,7 @@ def test_a_table_that_differed_does_so_until_it_is_found_equal(outcome: Outcome)
 def test_a_thousand_tables_take_no_more_than_some_megabytes() -> None:
     whole = picture()
     many = replace(whole.state, relations=tuple(relation(n, f"t{n}") for n in range(1000)))
-    body = exposition(replace(whole, state=many, status=from_state(many, 1)), OPENMETRICS)[1]
+    body = exposition(partial(families, replace(whole, state=many, status=from_state(many, 1))), OPENMETRICS)[1]
     found = samples(body.decode())
     assert sum(name == "pubsub_table_lsn" for name, _ in found) == 1000
     assert len(body) < 4 << 20
