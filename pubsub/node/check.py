@@ -6,6 +6,7 @@ Nothing stays behind: what is written to try a directory is removed, and no cata
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import time
@@ -29,11 +30,13 @@ NO_SPACE: Final = 1 << 30
 CLOCKS_DIFFER: Final = 1.0
 #: Descriptors: connections, files of a batch, and those that a Python process and its libraries hold anyway.
 FEW_FILES: Final = 1024
+#: How long one of a cluster's masters may take to accept a connection, in seconds.
+MASTER_SECONDS: Final = 5.0
 
 
 async def check_node(settings: Settings, published_bytes: int | None = None) -> list[Finding]:
     """Return all findings.  `published_bytes`: what the tables that will be copied take on the publisher."""
-    findings = [*await asyncio.to_thread(_programs, settings)]
+    findings = [*await asyncio.to_thread(_programs, settings), *await _master(settings)]
     findings += await asyncio.to_thread(_warehouse, settings, published_bytes)
     if settings.warehouse is not None:
         findings += await asyncio.to_thread(_space, settings.home, "the node's directory", None)
@@ -88,6 +91,43 @@ def _programs(settings: Settings) -> list[Finding]:
     if (open_to_others := settings.spark.unprotected) is not None:
         findings.append(Finding("warning", *open_to_others))
     return findings
+
+
+async def _master(settings: Settings) -> list[Finding]:
+    """Look whether one of a Spark cluster's masters listens.  YARN's and Kubernetes' are not looked for."""
+    master = settings.spark.master
+    if not master.startswith("spark://"):
+        return []
+    places = master.removeprefix("spark://").split(",")
+    failed = {place: await _refusal(place) for place in places}
+    if None in failed.values():
+        return [Finding("ok", f'the master of "{master}" listens')]
+    return [
+        Finding(
+            "error",
+            f'no master of "{master}" can be reached',
+            " ".join(f"{place}: {reason}." for place, reason in failed.items()),
+            'Start it, or correct "master" in the table [spark]: without it the daemon can copy and commit nothing.',
+        )
+    ]
+
+
+async def _refusal(place: str) -> str | None:
+    """Return why nothing listens at HOST:PORT; None if something does."""
+    host, _, port = place.rpartition(":")
+    if not port.isdecimal():
+        return "it has no port"
+    try:
+        async with asyncio.timeout(MASTER_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return f"no answer within {MASTER_SECONDS:g} s"
+    except (OSError, OverflowError) as error:
+        # asyncio's own text names the address again; a name that is not found has no errno of the system's.
+        number = getattr(error, "errno", None)
+        return os.strerror(number) if number is not None and number > 0 else str(error)
+    writer.close()
+    return None
 
 
 def _warehouse(settings: Settings, wanted: int | None) -> list[Finding]:
