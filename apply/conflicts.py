@@ -73,10 +73,10 @@ class Conflicts:
     def report(self, relation: str) -> None:
         """Log the first conflicts one by one, and the number of the others."""
         for text in self.texts:
-            logger.warning(**text)
+            logger.warning("conflict was detected", relation=relation, **text)
         left = sum(self.counts.values()) - len(self.texts)
         if left > 0:
-            logger.warning(f'more conflicts detected on relation "{relation}"', count=left)
+            logger.warning("more conflicts were detected", relation=relation, count=left)
 
 
 def judge(folded: Folded, batch: Batch, relation: str, origin: str) -> Conflicts:
@@ -115,7 +115,7 @@ def _note(
         what = f"Remote row {_values(conflicting.rows, index)}; r{identity}" if updated else f"R{identity}"
         found.texts.append(
             {
-                "event": _message(relation, types[0] if updated else types[1]),
+                "reason": _message(relation, types[0] if updated else types[1]),
                 "detail": f"{done[0] if updated else done[1]}\n{what}.",
                 "context": _context(conflicting, index, batch, relation, origin),
                 "lsn": str(batch.transaction_of(int(conflicting.seq[index])).final_lsn),

@@ -187,7 +187,12 @@ class Launcher:
     async def _log_commands(self) -> None:
         """Log the commands that this or another process has executed (PostgreSQL: log_statement = ddl)."""
         for command in await self._catalog.take_commands():
-            logger.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
+            logger.info(
+                "statement was executed",
+                command=command.tag,
+                statement=command.statement,
+                executed=command.executed.isoformat(),
+            )
 
     async def _end_abandoned_pauses(self) -> None:
         """End the pauses of commands that were killed."""

@@ -50,7 +50,9 @@ class WaitLog:
         before = self._logged.get(subscription, {})
         for key in now.keys() - before.keys():
             wait = now[key]
-            logger.warning(wait.message, subscription=subscription, detail=wait.detail, hint=wait.hint)
+            logger.warning(
+                "worker waits", reason=wait.message, subscription=subscription, detail=wait.detail, hint=wait.hint
+            )
         for key in before.keys() - now.keys():
-            logger.info(f"no worker {key[0]} any more", subscription=subscription)
+            logger.info("no worker waits any more", reason=key[0], subscription=subscription)
         self._logged[subscription] = now

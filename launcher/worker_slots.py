@@ -126,14 +126,15 @@ class WorkerSlots:
                 turn.set_result(None)
         if self._out and not self._waiting:
             self._out = False
-            logger.info("no worker waits for a logical replication worker slot any more")
+            logger.info("no worker waits any more", reason=MESSAGE)
 
     def _tell(self, worker: WorkerName) -> None:
         """Log the shortage once while workers wait, and for each apply worker, whose subscription cannot begin."""
         if not self._out or worker.relation is None:
             said = self.shortage()
             logger.warning(
-                said.message,
+                "worker waits",
+                reason=said.message,
                 subscription=worker.subscription,
                 relation=worker.relation,
                 detail=said.detail,

@@ -193,7 +193,8 @@ class SequenceWorker:
                 continue
             names = ", ".join(f'"{sequence.qualified_name}"' for sequence in found)
             logger.warning(
-                f"{one if len(found) == 1 else several} ({names})",
+                "sequences could not be synchronized",
+                reason=f"{one if len(found) == 1 else several} ({names})",
                 subscription=self._subscription.name,
                 hint=None if hints is None else hints[len(found) > 1],
             )

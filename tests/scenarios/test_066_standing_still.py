@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from launcher.worker_slots import MESSAGE
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.bad_network import BadNetwork
 from pubsub.testing.fixtures import Database
@@ -101,7 +102,7 @@ def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other:
         holder.rollback()
     replica.assert_equal(*LOCKED, "early")
     assert waits(replica, LOCKED[0]) is None
-    logged = [e for e in entries if e["event"] == f"waits for a lock on table public.{LOCKED[0]}"]
+    logged = [e for e in entries if e.get("reason") == f"waits for a lock on table public.{LOCKED[0]}"]
     assert [(e["log_level"], e["subscription"]) for e in logged] == [("warning", replica.name)]
     assert str(pid) in logged[0]["hint"]
 
@@ -279,7 +280,7 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
         second.assert_equal("t", "u")
         assert small.status_json(second.name)["waiting"] is None
         second.drop()
-    logged = [e for e in entries if e["event"] == "out of logical replication worker slots"]
+    logged = [e for e in entries if e["event"] == "worker waits" and e["reason"] == MESSAGE]
     assert {e["log_level"] for e in logged} == {"warning"}
     # One entry each time a subscription begins to wait, and one for the tables that wait together.
     assert [(e["subscription"], e["relation"]) for e in logged[:3]] == [

@@ -142,7 +142,7 @@ def test_sequences_that_cannot_be_synchronized_are_named_and_tried_again(replica
             replica.alter("REFRESH SEQUENCES")
             error = "logical replication sequence synchronization failed for subscription"
             assert replica.error() == f'{error} "{replica.name}"'
-        warned = {(one["event"], one.get("hint")) for one in logged if one["log_level"] == "warning"}
+        warned = {(one.get("reason"), one.get("hint")) for one in logged if one["log_level"] == "warning"}
         assert ('missing sequence on publisher ("public.gone")', None) in warned
         grant = "Grant SELECT on the sequence to the role used for the replication connection on the publisher."
         assert ('insufficient privileges on publisher sequence ("public.hidden")', grant) in warned
@@ -174,7 +174,7 @@ def test_an_altered_sequence_is_followed_or_refused(replica: Replica) -> None:
     with captured_logs() as logged:
         replica.alter("REFRESH SEQUENCES")
         assert "sequence synchronization failed" in replica.error()
-    assert 'mismatched or renamed sequence on subscriber ("public.s")' in {one["event"] for one in logged}
+    assert 'mismatched or renamed sequence on subscriber ("public.s")' in {one.get("reason") for one in logged}
     assert sequences(replica)["s"] == ("i", 6, True)
 
 

@@ -562,7 +562,8 @@ class Feed:
             what = f'terminating process {slot.active_pid} to release replication slot "{slot.name}"'
         else:
             what = f'invalidating obsolete replication slot "{slot.name}"'
-        logger.warning(what, detail=detail, hint=f'You might need to increase "{parameter}".')
+        hint = f'You might need to increase "{parameter}".'
+        logger.warning("slot is invalidated", slot=slot.name, reason=what, detail=detail, hint=hint)
         self._slots.invalidate(slot, reason)
 
     async def _archived(self, needed: int, floor: int) -> int:

@@ -259,7 +259,7 @@ class Stream:
         self._status_wanted.set()
 
     def warned(self, warning: PubsubError) -> None:
-        logger.warning(warning.message, slot=self._slot.name)
+        logger.warning("stream warns", reason=warning.message, hint=warning.hint, slot=self._slot.name)
 
     def ended(self, end: StreamEnd) -> None:
         if not self._end.done():

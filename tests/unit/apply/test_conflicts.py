@@ -59,7 +59,8 @@ def test_missing_rows_are_counted_and_logged() -> None:
     assert found.counts == {ConflictType.UPDATE_MISSING: 2, ConflictType.DELETE_MISSING: 1}
     with captured_logs() as logs:
         found.report("public.t")
-    assert [entry["event"] for entry in logs] == [
+    assert {(entry["event"], entry["relation"]) for entry in logs} == {("conflict was detected", "public.t")}
+    assert [entry["reason"] for entry in logs] == [
         'conflict detected on relation "public.t": conflict=update_missing',
         'conflict detected on relation "public.t": conflict=update_missing',
         'conflict detected on relation "public.t": conflict=delete_missing',

@@ -217,8 +217,8 @@ async def test_the_log_says_what_commands_have_done_and_what_became_of_the_worke
         await task
     assert [(one["event"], one.get("statement") or one.get("subscription")) for one in said] == [
         ("subscription has started", "s1"),
-        ("ALTER SUBSCRIPTION", "ALTER SUBSCRIPTION s1 REFRESH PUBLICATION"),
-        ("ALTER SUBSCRIPTION", "ALTER SUBSCRIPTION s1 DISABLE"),
+        ("statement was executed", "ALTER SUBSCRIPTION s1 REFRESH PUBLICATION"),
+        ("statement was executed", "ALTER SUBSCRIPTION s1 DISABLE"),
         ("subscription has stopped", "s1"),
     ]
 
@@ -480,11 +480,12 @@ async def test_a_wait_is_logged_when_it_begins_and_when_it_ends() -> None:
         runner.waiting = {}
         await told(catalog)
     assert [(e["log_level"], e["event"], e.get("hint")) for e in entries] == [
-        ("warning", "waits for a lock on table public.t", "End process 5."),
-        ("warning", "waits for a lock on table public.t", "End process 6."),
-        ("info", "no worker waits for a lock on table public.t any more", None),
-        ("info", "no worker waits for a lock on table public.t any more", None),
+        ("warning", "worker waits", "End process 5."),
+        ("warning", "worker waits", "End process 6."),
+        ("info", "no worker waits any more", None),
+        ("info", "no worker waits any more", None),
     ]
+    assert {entry["reason"] for entry in entries} == {"waits for a lock on table public.t"}
     assert {entry["subscription"] for entry in entries} == {"s1"}
     launched.stop()
     await task

@@ -122,7 +122,11 @@ def test_one_slot_and_two_subscriptions() -> None:
         ("warning", "b", None),
         ("info", None, None),
     ]
-    assert entries[1]["event"] == "out of logical replication worker slots"
+    assert [(e["event"], e["reason"]) for e in entries] == [
+        ("worker waits", "out of logical replication worker slots"),
+        ("worker waits", "out of logical replication worker slots"),
+        ("no worker waits any more", "out of logical replication worker slots"),
+    ]
     assert "max_logical_replication_workers" in entries[1]["hint"]
     assert 'apply worker of "a"' in entries[1]["detail"]
 
