@@ -96,11 +96,11 @@ class Batch:
     `opened_at`: monotonic seconds when the first of them joined.  `relations`: for each oid its Relation messages in order, each
     with the seq of the first row that it holds for.  `outcomes`: the xids of transactions that had been prepared, each with the
     end LSN of its COMMIT PREPARED.  `announced`: oids of relations whose Relation message came with these transactions, though it
-    may say nothing new.  `unnamed`: oids of relations whose last message is of a transaction that is prepared: its definition
-    holds, as the publisher sends no other before the next rows, but its name may be undone.
+    may say nothing new.  `unnamed`, set when the batch is closed: oids of relations whose last message is of a transaction that is
+    still prepared: its definition holds, as the publisher sends no other before the next rows, but its name may be undone.
     """
 
-    def __init__(self, known: Mapping[int, pgoutput.Relation], unnamed: Collection[int] = ()) -> None:
+    def __init__(self, known: Mapping[int, pgoutput.Relation]) -> None:
         self.transactions: list[Transaction] = []
         self.truncations: list[Truncation] = []
         self.relations: dict[int, list[tuple[int, pgoutput.Relation]]] = {oid: [(0, r)] for oid, r in known.items()}
@@ -108,7 +108,7 @@ class Batch:
         self.opened_at: float | None = None
         self.outcomes: list[tuple[int, Lsn]] = []
         self.announced: set[int] = set()
-        self.unnamed: set[int] = set(unnamed)
+        self.unnamed: Collection[int] = ()
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by position in `transactions`, whose Relation and Truncate messages are still to be looked up.
@@ -160,9 +160,8 @@ class Batch:
             self.rows += len(opened.rows)
         self.truncations += [Truncation(first + t.seq, t.relations, len(self.transactions)) for t in opened.truncations]
         for seq, relation in opened.relations:
-            self.relations.setdefault(relation.oid, []).append((first + seq, relation))
+            self.hold(relation, first + seq)
         self.announced |= opened.announced
-        self.unnamed -= opened.announced
         self._joined(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, now)
 
     def add_streamed(
@@ -199,11 +198,11 @@ class Batch:
             if relation in announced:
                 self.announced.add(relation.oid)
             announced.add(relation)
-            self.relations.setdefault(relation.oid, []).append((first + seq, relation))
+            self.hold(relation, first + seq)
         self._append_part(kept.transaction)
         for oid in {*(relation.oid for _, relation in kept.relations), *kept.announced}:
             if oid in relation_cache:
-                self.relations.setdefault(oid, []).append((self.rows, relation_cache[oid]))
+                self.hold(relation_cache[oid])
         self.outcomes.append((kept.xid, commit.end_lsn))
         self._joined(kept.xid, kept.prepare_lsn, commit.end_lsn, commit.commit_time, first, now, commit.commit_lsn)
 
@@ -251,13 +250,16 @@ class Batch:
     def _note(self, seq: int, transaction: int, message: pgoutput.Message) -> None:
         match message:
             case pgoutput.Relation():
-                untagged = replace(message, xid=None)
                 self.announced.add(message.oid)
-                self.relations.setdefault(message.oid, []).append((seq, untagged))
+                self.hold(replace(message, xid=None), seq)
             case pgoutput.Truncate():
                 self.truncations.append(Truncation(seq, tuple(message.relations), transaction))
             case _:
                 return  # Type and LogicalMessage: nothing here depends on them
+
+    def hold(self, relation: pgoutput.Relation, seq: int | None = None) -> None:
+        """Note that the message holds from row `seq` on (None: for what joins the batch from now on)."""
+        self.relations.setdefault(relation.oid, []).append((self.rows if seq is None else seq, relation))
 
     def rename(self, oid: int, namespace: str, name: str) -> None:
         """Give the relation this name in the batch, whatever its messages say."""

@@ -11,13 +11,14 @@ transaction, are unpacked with a struct here; rarer messages go through the code
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from apply.batch import Batch, OpenTransaction, Truncation
+from apply.pipeline.relation_cache import Announced, RelationCache, moves_keys
 from apply.pipeline.stream_states import Inside, after
-from apply.pipeline.streamed_transaction import Announced, StreamedTransaction
+from apply.pipeline.streamed_transaction import StreamedTransaction
 from apply.staging.stream_ahead import PART_BYTES, Ahead
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
@@ -108,14 +109,8 @@ class Dispatcher:
         self.reply_requested = False
         self._buffer = buffer
         self._parallel = parallel
-        # The last Relation messages outside streamed transactions, and the arrival of those in the relation cache.
-        self._known: dict[int, pgoutput.Relation] = {}
-        self._arrived: dict[int, int] = {}
-        self._arrivals = 0
-        # The relation cache before the open transaction: a batch that begins meanwhile starts with it.
-        self._relation_cache: dict[int, pgoutput.Relation] = {}
-        # Those whose message in the relation cache is a prepared transaction's, which that transaction's xid tells.
-        self._unnamed: dict[int, int] = {}
+        # A batch that begins while a transaction is open starts with what held before it.
+        self._relations = RelationCache()
         self._inside = Inside.OUTSIDE
         self._open: OpenTransaction | None = None
         # How the open transaction began, if it will be prepared.
@@ -126,7 +121,7 @@ class Dispatcher:
         self._streamed: dict[int, StreamedTransaction] = {}
         self.stream_txns = self.stream_count = self.stream_bytes = 0
         self.waiting: Preparation | pgoutput.CommitPrepared | pgoutput.RollbackPrepared | None = None
-        self.batch = Batch(self._relation_cache)
+        self.batch = Batch(self._relations.known)
 
     @property
     def idle(self) -> bool:
@@ -135,7 +130,8 @@ class Dispatcher:
 
     def take(self) -> Batch:
         """Close the open batch and start the next."""
-        closed, self.batch = self.batch, Batch(self._relation_cache, self._unnamed)
+        closed, self.batch = self.batch, Batch(self._relations.known)
+        closed.unnamed = frozenset(self._relations.unnamed)
         self.closing = False
         return closed
 
@@ -207,7 +203,7 @@ class Dispatcher:
         """Hand a part of a streamed transaction to `ahead`, if enough has been received for one."""
         if stream.since_part < PART_BYTES or not ahead.accepts(stream.xid):
             return
-        ahead.add(stream.xid, self._streams().take(stream.xid), stream.known_before_part(self._relation_cache))
+        ahead.add(stream.xid, self._streams().take(stream.xid), stream.known_before_part(self._relations.known))
         stream.begin_part()
 
     def _streams(self) -> ReorderBuffer:
@@ -244,9 +240,7 @@ class Dispatcher:
             self._move()
             moved = self._streams().commit(opened.xid)
         self._inside, self._open = inside, None
-        self._relation_cache.update((relation.oid, relation) for _, relation in opened.relations)
-        for oid in opened.announced:
-            self._unnamed.pop(oid, None)
+        self._relations.committed(opened.announced)
         skipped = self._skips(Lsn(commit_lsn), end, opened.announced)
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if (opened.count or opened.truncations or opened.announced) and wanted:
@@ -267,9 +261,8 @@ class Dispatcher:
         if self._skip == INVALID_LSN or finish != self._skip:
             return False
         for oid in announced:
-            self.batch.relations.setdefault(oid, []).append((self.batch.rows, self._relation_cache[oid]))
+            self.batch.hold(self._relations.known[oid])
         self.batch.announced.update(announced)
-        self.batch.unnamed.difference_update(announced)
         return True
 
     def _checked_end(self, commit_lsn: Lsn, end_lsn: Lsn) -> Lsn:
@@ -322,12 +315,12 @@ class Dispatcher:
             return False
         if kind == _COMMIT:
             announced = self._open.relations if self._open is not None else ()
-            self.closing = moves_keys((relation for _, relation in announced), self._relation_cache)
+            self.closing = self._relations.moves_keys(relation for _, relation in announced)
         elif len(frame) >= _STREAM_COMMIT_XID.size:
             (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
             streamed = self._streamed[xid].relations if xid in self._streamed else ()
             ahead = self._ahead is not None and bool(self._ahead.parts(xid))
-            self.closing = ahead or moves_keys((one.relation for one in streamed), self._relation_cache)
+            self.closing = ahead or self._relations.moves_keys(one.relation for one in streamed)
         return self.closing
 
     def _waits_at_boundary(self, end: int) -> bool:
@@ -351,10 +344,10 @@ class Dispatcher:
             self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
         return self.closing
 
-    def _close_after(self, announced: Iterable[tuple[int, pgoutput.Relation]]) -> None:
+    def _close_after(self, announced: Sequence[pgoutput.Relation]) -> None:
         """Close the open batch if rows whose key is another one than with the last of these messages could follow in it."""
-        last = {relation.oid: relation for _, relation in announced}
-        if self.batch.transactions and moves_keys(last.values(), self._relation_cache):
+        last = {relation.oid: relation for relation in announced}
+        if self.batch.transactions and self._relations.moves_keys(last.values()):
             self.closing = True
 
     def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
@@ -362,8 +355,8 @@ class Dispatcher:
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         parts = list(self._ahead.parts(message.xid)) if self._ahead is not None else []
         rest = self._streams().commit(message.xid)
-        known = stream.known_before_part(self._relation_cache)
-        overtaken = self._update_cache(stream.relations)
+        known = stream.known_before_part(self._relations.known)
+        overtaken = self._relations.stream_committed(stream.relations)
         skipped = self._skips(message.commit_lsn, end, {one.relation.oid for one in stream.relations})
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if rest is not None and wanted and (parts or rest.count):
@@ -371,10 +364,9 @@ class Dispatcher:
                 self._ahead.add(message.xid, rest, known)
                 self.closing = True
             self.batch.add_streamed([*parts, rest], message.commit_lsn, end, message.commit_time, now)
-            self.batch.unnamed.intersection_update(self._unnamed)
             for oid in overtaken:
-                self.batch.relations.setdefault(oid, []).append((self.batch.rows, self._relation_cache[oid]))
-            self._close_after((0, one.relation) for one in stream.relations)
+                self.batch.hold(self._relations.known[oid])
+            self._close_after([one.relation for one in stream.relations])
         elif rest is not None:
             rest.release()
             if self._ahead is not None:
@@ -387,24 +379,6 @@ class Dispatcher:
         if stream is None:
             raise ProtocolViolation(f"{what} of transaction {xid}, which was not streamed")
         return stream
-
-    def _update_cache(self, announced: Sequence[Announced]) -> set[int]:
-        """Take over a committed streamed transaction's Relation messages, which the publisher does not resend
-        (pgoutput.c: set_schema_sent_in_streamed_txn).
-
-        Where it has sent another one since (ALTER PUBLICATION waits for no lock of the transaction's), that one holds for
-        what comes now; return the oids of these relations.
-        """
-        overtaken: set[int] = set()
-        for _, relation, arrival in announced:
-            oid = relation.oid
-            if arrival < self._arrived.get(oid, 0):
-                overtaken.add(oid)
-                continue
-            self._known[oid] = self._relation_cache[oid] = relation
-            self._arrived[oid] = arrival
-            self._unnamed.pop(oid, None)
-        return overtaken
 
     # Prepared transactions
 
@@ -423,7 +397,7 @@ class Dispatcher:
             raise ProtocolViolation(
                 f"incorrect prepare LSN {message.prepare_lsn} in prepare message (expected {begun.prepare_lsn})"
             )
-        relation_cache = dict(self._relation_cache)
+        relation_cache = dict(self._relations.known)
         buffer = self._streams()
         buffer.append(opened.xid, opened.rows)
         opened.clear_rows()
@@ -438,16 +412,10 @@ class Dispatcher:
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
-        # It joins no batch yet, but its messages hold for others' rows, too: the publisher sends them again only to undo what
-        # the transaction itself has altered, and then before any row (reorderbuffer.c: ReorderBufferProcessTXN).
-        self._close_after(opened.relations)
-        for _, relation in opened.relations:
-            oid = relation.oid
-            if self._relation_cache.get(oid) != relation:
-                self._relation_cache[oid] = relation
-                self._unnamed[oid] = opened.xid
-                self.batch.unnamed.add(oid)
-                self.batch.relations.setdefault(oid, []).append((self.batch.rows, relation))
+        # It joins no batch yet, but its messages hold for others' rows, too.
+        self._close_after([relation for _, relation in opened.relations])
+        for relation in self._relations.prepared(opened.xid, opened.announced):
+            self.batch.hold(relation)
         self._open = self._preparing = None
 
     def _stream_prepare(self, message: pgoutput.StreamPrepare) -> None:
@@ -459,7 +427,7 @@ class Dispatcher:
             _prepare_end(message),
             message.prepare_time,
             streamed=True,
-            relation_cache=dict(self._relation_cache),
+            relation_cache=dict(self._relations.known),
             announced=tuple({one.relation.oid: None for one in stream.relations}),
         )
 
@@ -480,11 +448,10 @@ class Dispatcher:
         assert isinstance(message, pgoutput.CommitPrepared)
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         skipped = self._skips(kept.prepare_lsn, end)
-        self._unnamed = {oid: xid for oid, xid in self._unnamed.items() if xid != kept.xid}
-        self.batch.unnamed.intersection_update(self._unnamed)
+        self._relations.ended(kept.xid)
         if not skipped and (stop_at is None or end <= stop_at):
-            self.batch.add_kept(kept, message, now, self._relation_cache)
-            self._close_after(kept.relations)
+            self.batch.add_kept(kept, message, now, self._relations.known)
+            self._close_after([relation for _, relation in kept.relations])
         self._decide(end)
         return not skipped
 
@@ -531,8 +498,8 @@ class Dispatcher:
                     self._block.append(frame)
                     if isinstance(message, pgoutput.Relation):
                         assert message.xid is not None
-                        self._arrivals += 1
-                        self._stream.relations.append(Announced(message.xid, _untagged(message), self._arrivals))
+                        arrival = self._relations.received_in_stream()
+                        self._stream.relations.append(Announced(message.xid, _untagged(message), arrival))
                 elif isinstance(message, pgoutput.Relation):
                     self._relation(message)
                 elif isinstance(message, pgoutput.Truncate):
@@ -563,40 +530,16 @@ class Dispatcher:
         return None
 
     def _relation(self, message: pgoutput.Relation) -> None:
-        oid, opened = message.oid, self._open
-        is_new = self._known.get(oid) != message
-        self._known[oid] = message
-        self._arrivals += 1
-        self._arrived[oid] = self._arrivals
+        opened, is_new = self._open, self._relations.received(message)
         if opened is None:
-            self._relation_cache[oid] = message
-            self._unnamed.pop(oid, None)
-            self.batch.relations.setdefault(oid, []).append((self.batch.rows, message))
-            self.batch.announced.add(oid)
-            self.batch.unnamed.discard(oid)
+            self._relations.committed([message.oid])
+            self.batch.hold(message)
+            self.batch.announced.add(message.oid)
             return
         # Resent unchanged: nothing has changed, or something that the message does not show.
-        opened.announced.add(oid)
+        opened.announced.add(message.oid)
         if is_new or self._preparing is not None:
             opened.relations.append((opened.count, message))
-
-
-def moves_keys(announced: Iterable[pgoutput.Relation], cache: Mapping[int, pgoutput.Relation]) -> bool:
-    """Tell whether one of these messages changes the columns that identify a relation's rows, compared with `cache`."""
-    known = dict(cache)
-    for relation in announced:
-        other = known.get(relation.oid)
-        if other is not None and _identity(other) != _identity(relation):
-            return True
-        known[relation.oid] = relation
-    return False
-
-
-def _identity(relation: pgoutput.Relation) -> frozenset[str] | None:
-    """Return the columns of the replica identity; None for all (REPLICA IDENTITY FULL)."""
-    if relation.replica_identity == "f":
-        return None
-    return frozenset(column.name for column in relation.columns if column.in_replica_identity)
 
 
 def _prepare_end(message: pgoutput.Prepare | pgoutput.StreamPrepare) -> Lsn:

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from apply.pipeline.relation_cache import Announced
 from pubsub.protocol import pgoutput
-
-
-class Announced(NamedTuple):
-    """A Relation message of a streamed transaction: its (sub)transaction, and its place among all Relation messages received."""
-
-    xid: int
-    relation: pgoutput.Relation
-    arrival: int
 
 
 @dataclass(slots=True)

@@ -171,15 +171,16 @@ def test_a_streamed_or_prepared_transaction_that_moves_a_key_begins_a_batch(tmp_
     kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, announced, (), ())
     d.kept()
     assert d.closing, "rows of others that follow go by the other key"
-    d.take()
-    assert (d.batch.relations[A.oid], d.batch.unnamed) == ([(0, A)], {A.oid})
+    assert set(d.take().unnamed) == {A.oid}
+    assert d.batch.relations[A.oid] == [(0, A)]
     d.feed(transaction(350, B, insert(B.oid, 1, "x")), 0.0)
     d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(9), "g"))], 0.0)
     assert d.close_before(kept)
     d.take()
     assert not d.close_before(kept)
     d.committed(kept, 0.0, None)
-    assert (d.batch.relations[A.oid], d.batch.unnamed) == ([(0, A), (0, BY_V), (0, A), (1, A)], set())
+    taken = d.take()
+    assert (taken.relations[A.oid], set(taken.unnamed)) == ([(0, A), (0, BY_V), (0, A), (1, A)], set())
 
 
 def _prepare(d: Dispatcher, xid: int, *messages: Relation | Insert) -> Kept:
@@ -228,24 +229,28 @@ def test_a_name_that_is_prepared_waits_for_the_outcome(
     d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
     d.feed(transaction(100, B, insert(B.oid, 1, "x"), *first), 0.0)
     kept = _prepare(d, 2, RENAMED, insert(A.oid, 2, "x"))
-    assert d.batch.unnamed == {A.oid}
-    d.take()
+    assert set(d.take().unnamed) == {A.oid}
     d.feed(transaction(300, insert(B.oid, 3, "x")), 0.0)
-    assert (d.take().unnamed, d.batch.unnamed) == ({A.oid}, {A.oid})
+    assert set(d.take().unnamed) == {A.oid}
     if outcome == "announced by another":
         d.feed(transaction(310, RENAMED, insert(A.oid, 3, "x"), xid=7), 0.0)
-        assert (d.batch.unnamed, d.batch.announced) == (set(), {A.oid})
+        taken = d.take()
+        assert (set(taken.unnamed), taken.announced) == (set(), {A.oid})
         return
     if outcome == "commit":
         d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(2), "g"))], 0.0)
         d.committed(kept, 0.0, None)
-        assert d.take().unnamed == d.batch.unnamed == set()
+        assert not d.take().unnamed
+        d.feed(transaction(500, insert(B.oid, 3, "x")), 0.0)
+        assert not d.take().unnamed
         return
     d.feed([frame(RollbackPrepared(0, Lsn(200), Lsn(400), 5, 6, Xid(2), "g"))], 0.0)
     d.rolled_back()
-    assert d.batch.unnamed == {A.oid}
+    d.feed(transaction(450, insert(B.oid, 3, "x")), 0.0)
+    assert set(d.take().unnamed) == {A.oid}
     d.feed(transaction(500, A, insert(A.oid, 5, "x")), 0.0)
-    assert (d.batch.unnamed, _seqs(d, A)) == (set(), [0])
+    assert _seqs(d, A) == [0]
+    assert not d.take().unnamed
 
 
 def test_what_was_announced_since_holds_after_a_streamed_transaction(tmp_path: Path) -> None:
