@@ -412,7 +412,8 @@ class Dispatcher:
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
-        # It joins no batch yet, but its messages hold for others' rows, too.
+        # It joins no batch yet, but its messages hold for others' rows, too, also those that are resent unchanged.
+        self.batch.announced |= opened.announced
         self._close_after([relation for _, relation in opened.relations])
         for relation in self._relations.prepared(opened.xid, opened.announced):
             self.batch.hold(relation)

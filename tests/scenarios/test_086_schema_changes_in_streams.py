@@ -150,6 +150,20 @@ PREPARED = (
         )
         for outcome in (COMMIT, ROLLBACK)
     ),
+    # The same of an ALTER that the message does not show.
+    Case(
+        (
+            ("UPDATE a SET n = 1 WHERE id < 9",),
+            (
+                "ALTER TABLE a ALTER n TYPE numeric(10,2) USING n + 100",
+                f"BEGIN; INSERT INTO a (id) VALUES (900); {PREPARE}",
+                "INSERT INTO a (id, n) VALUES (901, 7)",
+                *ROLLBACK,
+            ),
+            (AFTER,),
+        ),
+        copies=2,
+    ),
     Case(
         (
             (

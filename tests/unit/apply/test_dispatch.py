@@ -307,6 +307,26 @@ def test_what_a_skipped_transaction_has_announced_counts_for_the_next_rows() -> 
     assert (d.batch.announced, d.batch.relations, d.batch.transactions) == ({A.oid}, {A.oid: [(0, A)]}, [])
 
 
+@pytest.mark.parametrize("outcome", ["none", "rollback", "skipped"])
+def test_what_a_prepared_transaction_announces_unchanged_counts_for_rows_of_others(
+    tmp_path: Path, outcome: str
+) -> None:
+    """Something was altered before that the message does not show, and the publisher does not repeat it after the PREPARE."""
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20), skip=Lsn(190))
+    d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
+    d.take()
+    kept = _prepare(d, 2, A, insert(A.oid, 2, "x"))
+    if outcome == "rollback":
+        d.feed([frame(RollbackPrepared(0, Lsn(200), Lsn(400), 5, 6, Xid(2), "g"))], 0.0)
+        d.rolled_back()
+    elif outcome == "skipped":
+        d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(2), "g"))], 0.0)
+        assert not d.committed(kept, 0.0, None)
+    d.feed(transaction(500, insert(A.oid, 3, "x")), 0.0)
+    taken = d.take()
+    assert (taken.announced, taken.relations[A.oid]) == ({A.oid}, [(0, A)])
+
+
 def test_stop_at_lets_nothing_in_that_ends_later() -> None:
     d = Dispatcher(Lsn(10))
     frames = [
