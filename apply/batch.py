@@ -98,6 +98,8 @@ class Batch:
     end LSN of its COMMIT PREPARED.  `announced`: oids of relations whose Relation message came with these transactions, though it
     may say nothing new.  `unnamed`, set when the batch is closed: oids of relations whose last message is of a transaction that is
     still prepared: its definition holds, as the publisher sends no other before the next rows, but its name may be undone.
+    `outdated`: oids of relations of which the stream had sent no message when a prepared transaction committed that was kept with
+    one from an earlier stream; the table may have another name since.
     """
 
     def __init__(self, known: Mapping[int, pgoutput.Relation]) -> None:
@@ -109,6 +111,7 @@ class Batch:
         self.outcomes: list[tuple[int, Lsn]] = []
         self.announced: set[int] = set()
         self.unnamed: Collection[int] = ()
+        self.outdated: set[int] = set()
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by position in `transactions`, whose Relation and Truncate messages are still to be looked up.
@@ -193,14 +196,14 @@ class Batch:
         if kept.streamed:
             self._unread[len(self.transactions)] = [kept.transaction]
         self.truncations += [Truncation(first + seq, oids, len(self.transactions)) for seq, oids in kept.truncations]
-        announced: set[pgoutput.Relation] = set()
+        own = {*(relation.oid for _, relation in kept.relations[kept.cached :]), *kept.announced}
+        self.announced |= own
+        self.outdated |= {relation.oid for _, relation in kept.relations} - relation_cache.keys()
+        self.outdated -= own
         for seq, relation in kept.relations:
-            if relation in announced:
-                self.announced.add(relation.oid)
-            announced.add(relation)
             self.hold(relation, first + seq)
         self._append_part(kept.transaction)
-        for oid in {*(relation.oid for _, relation in kept.relations), *kept.announced}:
+        for oid in own.union(relation.oid for _, relation in kept.relations):
             if oid in relation_cache:
                 self.hold(relation_cache[oid])
         self.outcomes.append((kept.xid, commit.end_lsn))

@@ -74,7 +74,10 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A prepared transaction read back; `relations` hold for it, each from the change with the given number on."""
+    """A prepared transaction read back; `relations` hold for it, each from the change with the given number on.
+
+    The first `cached` of them were known before it, when its own are not among them: they are of all tables, and as old as it is.
+    """
 
     transaction: reorderbuffer.Transaction
     xid: int
@@ -86,6 +89,7 @@ class Kept:
     relations: Described
     truncations: Sequence[tuple[int, tuple[int, ...]]]
     announced: tuple[int, ...]
+    cached: int = 0
 
 
 class PreparedStore:
@@ -115,6 +119,7 @@ class PreparedStore:
                     [seq, pgoutput.write_message(relation).hex()]
                     for seq, relation in (*((0, known) for known in p.relation_cache.values()), *p.relations)
                 ],
+                "cached": len(p.relation_cache),
                 "truncations": [[seq, list(oids)] for seq, oids in p.truncations],
                 "told": list(p.announced),
             },
@@ -223,6 +228,7 @@ def _read(path: Path) -> Kept:
         relations,
         [(int(seq), tuple(oids)) for seq, oids in m["truncations"]],
         tuple(m["told"]),
+        m.get("cached", 0),  # of an earlier version: its own are not told apart
     )
 
 

@@ -131,7 +131,7 @@ class Dispatcher:
     def take(self) -> Batch:
         """Close the open batch and start the next."""
         closed, self.batch = self.batch, Batch(self._relations.known)
-        closed.unnamed = frozenset(self._relations.unnamed)
+        closed.unnamed = {*self._relations.unnamed, *(closed.outdated - self._relations.known.keys())}
         self.closing = False
         return closed
 

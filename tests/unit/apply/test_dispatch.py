@@ -168,7 +168,8 @@ def test_a_streamed_or_prepared_transaction_that_moves_a_key_begins_a_batch(tmp_
     d.feed([frame(message) for message in prepared], 0.0)
     assert isinstance(d.waiting, Preparation)
     announced = [*((0, one) for one in d.waiting.relation_cache.values()), *d.waiting.relations]
-    kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, announced, (), ())
+    cached = len(d.waiting.relation_cache)
+    kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, announced, (), (), cached)
     d.kept()
     assert d.closing, "rows of others that follow go by the other key"
     assert set(d.take().unnamed) == {A.oid}
@@ -195,7 +196,8 @@ def _prepare(d: Dispatcher, xid: int, *messages: Relation | Insert) -> Kept:
     assert isinstance(waiting, Preparation)
     known = [*((0, one) for one in waiting.relation_cache.values()), *waiting.relations]
     d.kept()
-    return Kept(waiting.transaction, xid, "g", Lsn(end - 10), end, 5, False, known, (), ())
+    cached = len(waiting.relation_cache)
+    return Kept(waiting.transaction, xid, "g", Lsn(end - 10), end, 5, False, known, (), (), cached)
 
 
 WIDER = relation(A.oid, "a", (("id", 20), ("v", 25), ("w", 25)))
@@ -305,6 +307,31 @@ def test_what_a_skipped_transaction_has_announced_counts_for_the_next_rows() -> 
     d = Dispatcher(Lsn(10), skip=Lsn(190))
     d.feed(transaction(200, A, insert(A.oid, 1, "x"), final=190), 0.0)
     assert (d.batch.announced, d.batch.relations, d.batch.transactions) == ({A.oid}, {A.oid: [(0, A)]}, [])
+
+
+@pytest.mark.parametrize("again", ["nothing", "before", "after", "by another prepared one"])
+def test_the_names_that_a_prepared_transaction_was_kept_with_are_outdated_in_a_later_stream(
+    tmp_path: Path, again: str
+) -> None:
+    """Other tables may have been renamed since, and the stream has not said so."""
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path / "1", 1 << 20))
+    d.feed(transaction(100, A, insert(A.oid, 1, "x"), B, insert(B.oid, 1, "x")), 0.0)
+    kept = _prepare(d, 2, B, insert(B.oid, 2, "x"))
+    later = Dispatcher(Lsn(200), ReorderBuffer(tmp_path / "2", 1 << 20))
+    if again == "before":
+        later.feed(transaction(300, RENAMED, insert(A.oid, 3, "x")), 0.0)
+    later.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(2), "g"))], 0.0)
+    later.committed(kept, 0.0, None)
+    if again == "after":
+        later.feed(transaction(500, RENAMED, insert(A.oid, 3, "x")), 0.0)
+    elif again == "by another prepared one":
+        later.feed([frame(CommitPrepared(0, Lsn(490), Lsn(500), 6, Xid(3), "g"))], 0.0)
+        later.committed(replace(kept, xid=3, relations=[(0, RENAMED)], cached=0), 0.0, None)
+    taken = later.take()
+    assert set(taken.unnamed) == ({A.oid} if again == "nothing" else set()), "it has announced b itself"
+    assert B.oid in taken.announced
+    later.feed(transaction(600, B, insert(B.oid, 4, "x")), 0.0)
+    assert not later.take().unnamed
 
 
 @pytest.mark.parametrize("outcome", ["none", "rollback", "skipped"])

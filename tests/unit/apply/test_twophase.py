@@ -56,7 +56,7 @@ def test_a_kept_transaction_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert (kept.xid, kept.gid, kept.prepare_lsn, kept.end_lsn, kept.prepare_time) == (7, "it's 1", 100, 108, 5)
     assert kept.relations == [(0, A), (2, A)]
     assert kept.truncations == [(3, (16384, 16385))]
-    assert (kept.streamed, kept.announced) == (False, (1, 2))
+    assert (kept.streamed, kept.announced, kept.cached) == (False, (1, 2), 1)
     assert [f for block in kept.transaction.blocks() for f in block.frames()] == ROWS
     assert [(x.xid, x.gid) for x in store.waiting()] == [(7, "it's 1")]
 
