@@ -218,6 +218,7 @@ class Pipeline:
             if self.dispatcher.waiting is not None:
                 # The open batch had to be taken before this message could be handled.
                 await self._handle_prepared()
+                self._receiver.resume()
                 continue
             frames = self._left or await self._receiver.frames()
             if self._ended():
@@ -234,6 +235,7 @@ class Pipeline:
                 if large and self._ahead is not None:
                     await self._ahead.settle()
                 await self._handle_prepared()
+                self._receiver.resume()
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
                 await self._feedback.answer()

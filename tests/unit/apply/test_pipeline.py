@@ -17,11 +17,11 @@ from apply.pipeline.interfaces import Limits
 from apply.staging import stage_batch
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.errors import ConnectionFailure, InvalidValue, ProgramLimitExceeded
-from pubsub.protocol.ids import Oid
+from pubsub.protocol.ids import Oid, Xid
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.pgoutput import Column
+from pubsub.protocol.pgoutput import BeginPrepare, Column, Prepare
 from pubsub.reorderbuffer.buffer import ReorderBuffer
-from tests.support.frames import delete, insert, keepalive, transaction, update
+from tests.support.frames import delete, frame, insert, keepalive, transaction, update
 from tests.support.memory_pipeline import LIMITS, A, B, MemoryPipeline, cause, virtual
 from tests.support.virtual_time import until
 
@@ -395,6 +395,40 @@ async def test_silence_while_nothing_was_read_is_not_the_publishers() -> None:
     assert not task.done()
     p.pipeline.drain()
     await task
+
+
+class SlowDisk:
+    """A store of prepared transactions (twophase.TwoPhase) that takes long."""
+
+    def __init__(self) -> None:
+        self.written = asyncio.Event()
+
+    async def keep(self, preparation: object) -> None:
+        await self.written.wait()
+
+    async def origin_stored(self, origin: Lsn) -> None: ...
+
+
+@virtual
+async def test_silence_while_a_prepared_transaction_is_written_is_not_the_publishers() -> None:
+    """The worker's status is all that the publisher wants meanwhile, so it has nothing to send."""
+    prepared = [
+        BeginPrepare(Lsn(190), Lsn(200), 5, Xid(2), "g"),
+        A,
+        insert(A.oid, 1, "x"),
+        Prepare(0, Lsn(190), Lsn(200), 5, Xid(2), "g"),
+    ]
+    with TemporaryDirectory() as home:
+        disk = SlowDisk()
+        p = MemoryPipeline([frame(one) for one in prepared], two_phase=disk, buffer=ReorderBuffer(Path(home), 1 << 20))
+        task = asyncio.create_task(p.run())
+        await asyncio.sleep(100)
+        disk.written.set()
+        await asyncio.sleep(20)
+        assert not task.done()
+        assert p.pipeline.flushed == 200
+        p.pipeline.drain()
+        await task
 
 
 @virtual
