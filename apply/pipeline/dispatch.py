@@ -133,6 +133,9 @@ class Dispatcher:
         closed, self.batch = self.batch, Batch(self._relations.known)
         closed.unnamed = {*self._relations.unnamed, *(closed.outdated - self._relations.known.keys())}
         self.closing = False
+        if self._ahead is not None and closed.transactions and self._ahead.parts(closed.transactions[0].xid):
+            # It was staged before these were announced, and the publisher is looked at for its own tables alone.
+            self.batch.announced |= closed.announced
         return closed
 
     def feed(

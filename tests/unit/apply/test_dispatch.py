@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import apply.pipeline.dispatch
 from apply.pipeline.dispatch import Dispatcher
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
@@ -32,6 +33,7 @@ from pubsub.protocol.pgoutput import (
     Type,
 )
 from pubsub.reorderbuffer.buffer import ReorderBuffer
+from pubsub.reorderbuffer.transaction import Transaction
 from tests.support.frames import frame, insert, keepalive, relation, transaction, truncate
 
 A = relation(16384, "a")
@@ -352,6 +354,45 @@ def test_what_a_prepared_transaction_announces_unchanged_counts_for_rows_of_othe
     d.feed(transaction(500, insert(A.oid, 3, "x")), 0.0)
     taken = d.take()
     assert (taken.announced, taken.relations[A.oid]) == ({A.oid}, [(0, A)])
+
+
+class Noted:
+    """The calls of stream_ahead.Ahead that the dispatcher makes; it stages nothing."""
+
+    def __init__(self) -> None:
+        self.taken: list[Transaction] = []
+
+    def accepts(self, xid: int) -> bool:
+        return True
+
+    def add(self, xid: int, part: Transaction, known: object) -> None:
+        self.taken.append(part)
+
+    def parts(self, xid: int) -> list[Transaction]:
+        return self.taken if xid == 7 else []
+
+
+def test_what_a_skipped_transaction_has_announced_is_not_lost_in_one_that_was_staged_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of that one's own tables alone the publisher is looked at."""
+    monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 1)
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20), skip=Lsn(190), ahead=Noted())  # type: ignore[arg-type]
+    d.feed(transaction(200, A, insert(A.oid, 1, "x"), final=190), 0.0)
+    streamed = [
+        StreamStart(Xid(7), True),
+        replace(B, xid=Xid(7)),
+        replace(insert(B.oid, 1, "x"), xid=Xid(7)),
+        StreamStop(),
+        StreamCommit(Xid(7), 0, Lsn(292), Lsn(300), 0),
+    ]
+    d.feed([frame(message) for message in streamed], 0.0)
+    assert d.closing
+    assert d.take().announced == {A.oid}
+    assert d.batch.announced == {A.oid}
+    d.feed(transaction(400, insert(A.oid, 2, "x")), 0.0)
+    d.take()
+    assert not d.batch.announced
 
 
 def test_stop_at_lets_nothing_in_that_ends_later() -> None:
