@@ -645,3 +645,13 @@ class State:
     verifications: tuple[Verification, ...] = ()
     sequences: tuple[SubscriptionSequence, ...] = ()
     """Without those that have left."""
+
+    @property
+    def last_compared(self) -> Mapping[tuple[int, int, int], datetime]:
+        """When the last comparison of each table began, by its subscription, oid and copy.
+
+        A table's turn comes after that of those compared longer ago, or never.  One that got no LSN to be compared at has had none.
+        """
+        return {
+            (one.subid, one.relid, one.generation): one.started for one in self.verifications if one.lsn is not None
+        }

@@ -68,9 +68,7 @@ class Verifier:
     def _due(self, state: State) -> list[tuple[Subscription, Sequence[str]]]:
         """Return what to verify now, longest ago first: subscriptions, and which of their tables (none: all)."""
         never = datetime.min.replace(tzinfo=UTC)
-        began = {
-            (one.subid, one.relid, one.generation): one.started for one in state.verifications if one.lsn is not None
-        }
+        began = state.last_compared
         ready: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
         for one in state.relations:
             if one.state is RelState.READY and not one.stopped:

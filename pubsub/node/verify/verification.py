@@ -192,15 +192,11 @@ class Verification:
             if (why := obstacle(one)) is not None
         }
         # Longest not compared first: if the time does not suffice for all, others are left the next time.
-        before = {
-            (one.relid, one.generation): one.started
-            for one in state.verifications
-            if one.subid == self._subscription.oid and one.lsn is not None
-        }
+        before = state.last_compared
         never = datetime.min.replace(tzinfo=UTC)
         going = sorted(
             (one for one in relations if one.relid not in reports),
-            key=lambda one: before.get((one.relid, one.copy_generation), never),
+            key=lambda one: before.get((one.subid, one.relid, one.copy_generation), never),
         )
         if not going:
             raise NotInPrerequisiteState(
