@@ -51,6 +51,10 @@ def _names(batch: Batch) -> set[tuple[str, str]]:
     return {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
 
 
+class _Synchronized(Exception):
+    """Tables are apply's now that were their sync workers' when a batch's destinations were looked for."""
+
+
 class ApplyTables:
     """Implements interfaces.Tables for a whole subscription, and stores `r` and the origin.
 
@@ -102,9 +106,14 @@ class ApplyTables:
         await self._learn_types(batch)
         await self._know_relations(batch)
         await self._follow_renames(batch, until_committed)
-        entries = await self._entries_with_columns(batch)
-        await self._follow_schema_changes(batch, entries.values(), until_committed)
-        return self._destinations(entries)
+        while True:
+            entries = await self._entries_with_columns(batch)
+            try:
+                await self._follow_schema_changes(batch, entries.values(), until_committed)
+            except _Synchronized:
+                await self.relations.load()
+                continue
+            return self._destinations(entries)
 
     async def _refresh_before(self, batch: Batch, until_committed: UntilCommitted) -> None:
         """Take over the columns that REFRESH asks about, if the batch begins past the first look at them."""
@@ -174,10 +183,25 @@ class ApplyTables:
     async def _follow_schema_changes(
         self, batch: Batch, entries: Iterable[RelationEntry], until_committed: UntilCommitted | None
     ) -> None:
-        """Alter the tables as the batch's rows require; hand back those that must be copied again (StartAgain)."""
-        if self._follower is not None:
-            tables = [(e.columns, e.after) for e in entries if e.columns is not None and e.after is not None]
-            await self._copy_again(await self._follower.follow(batch, tables, until_committed, self.version))
+        """Alter the tables as the batch's rows require; hand back those that must be copied again (StartAgain).
+
+        Raises _Synchronized once their sync workers are done, if some had to be waited for: they alter tables, too.
+        """
+        if self._follower is None:
+            return
+        tables = [(e.columns, e.after) for e in entries if e.columns is not None and e.after is not None]
+        under_way = [entry for entry in entries if not entry.synced]
+
+        async def until_settled() -> None:
+            assert until_committed is not None
+            await until_committed()
+            for entry in under_way:
+                await self._until_synced(entry)
+            if under_way:
+                raise _Synchronized
+
+        settled = None if until_committed is None else until_settled
+        await self._copy_again(await self._follower.follow(batch, tables, settled, self.version))
 
     def _destinations(self, entries: Mapping[tuple[str, str], RelationEntry]) -> Mapping[tuple[str, str], Destination]:
         """Return where rows of these tables go, without those that have left or get nothing any more."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from apply.batch import Batch
+from apply.schema_changes.diff import CopyAgain
+from apply.schema_changes.follow import Columns
 from pubsub.errors import NotInPrerequisiteState, StartAgain
 from pubsub.protocol.lsn import Lsn
 from tests.support.apply_tables import A, Bench, Meanwhile, opened, until_committed
@@ -70,6 +72,54 @@ async def test_a_worker_that_drains_waits_for_no_sync_worker(bench: Bench) -> No
     with pytest.raises(NotInPrerequisiteState, match="not synchronized"):
         async with asyncio.timeout(10):
             await task
+
+
+class Alters(Meanwhile):
+    """A follower that alters the table for each batch, at the version that it then has, with the columns that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(until_committed, at="never")
+        self.altered_at: list[Lsn] = []
+        self.columns_of: list[Columns] = []
+
+    async def follow(self, batch: Batch, tables: Any, until_committed: Any, version: Any) -> list[CopyAgain]:
+        self.columns_of += [columns for columns, _ in tables]
+        await until_committed()
+        self.altered_at += [version(columns.relid) for columns, _ in tables]
+        return []
+
+
+async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(bench: Bench) -> None:
+    """The sync worker may have followed the same ALTER by then.  Apply took its commits for those of another process."""
+    follower = Alters()
+    tables = bench.follows(follower)
+    await bench.copied(100)
+    await tables.relations.load()
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+    task = asyncio.create_task(tables.adapt_tables(Batch({A.oid: A}), until_committed))
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    bench.delta.tables["a"].versions[bench.app_id(1)] = Lsn(90)
+    await bench.synced(100)
+    async with asyncio.timeout(10):
+        assert set(await task) == {("public", "a")}
+    assert follower.altered_at == [90]
+    before, now = follower.columns_of
+    assert now is not before, "they are read again"
+
+
+async def test_a_table_that_leaves_before_it_is_altered_is_left_out(bench: Bench) -> None:
+    tables = bench.follows(Alters())
+    await bench.copied(100)
+    await tables.relations.load()
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+    task = asyncio.create_task(tables.adapt_tables(Batch({A.oid: A}), until_committed))
+    await asyncio.sleep(0.01)
+    await bench.leaves()
+    async with asyncio.timeout(10):
+        assert await task == {}
 
 
 async def test_what_was_staged_for_a_table_is_not_committed_to_its_next_copy(bench: Bench) -> None:
