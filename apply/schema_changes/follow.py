@@ -199,6 +199,7 @@ class Follower:
                 if not isinstance(error, CopyAgain):
                     raise
                 again.append(error)
+                continue  # it stays announced: another table's error may come first
             table.announced = False
         return again
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from apply.batch import Batch
+from apply.pipeline.dispatch import Dispatcher
 from apply.schema_changes.diff import CopyAgain
-from apply.schema_changes.follow import Columns
+from apply.schema_changes.follow import Columns, Follower, Looked
 from pubsub.errors import NotInPrerequisiteState, StartAgain
 from pubsub.protocol.lsn import Lsn
-from tests.support.apply_tables import A, Bench, Meanwhile, opened, until_committed
-from tests.support.frames import relation
+from tests.support.apply_tables import A, B, Bench, Meanwhile, opened, until_committed
+from tests.support.frames import insert, relation, transaction
+from tests.support.memory import target
 
 
 @pytest.fixture
@@ -120,6 +122,32 @@ async def test_a_table_that_leaves_before_it_is_altered_is_left_out(bench: Bench
     await bench.leaves()
     async with asyncio.timeout(10):
         assert await task == {}
+
+
+async def test_a_table_to_be_copied_again_is_still_so_after_another_one_s_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With on_table_error = isolate the batch is then followed once more, without the other one."""
+
+    async def look(relids: Sequence[int]) -> Looked:
+        return Looked({}, Lsn(50))
+
+    async def follow(batch: Batch, table: Columns, *_: object) -> None:
+        raise CopyAgain(A.oid, "a", "…") if table.relid == A.oid else NotInPrerequisiteState("b cannot be altered")
+
+    follower = Follower(bench.catalog, bench.subscription, look, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(follower, "_follow", follow)
+    a, b = (Columns(oid, "app", target(name), None) for oid, name in ((A.oid, "a"), (B.oid, "b")))
+    dispatcher = Dispatcher(Lsn(10))
+    dispatcher.feed(transaction(100, A, insert(A.oid, 1, "x"), B, insert(B.oid, 1, "x")), 0.0)
+    batch = dispatcher.take()
+    with pytest.raises(NotInPrerequisiteState, match="b cannot"):
+        await follower.follow(batch, [(a, Lsn(0)), (b, Lsn(0))], until_committed, lambda _: Lsn(0))
+    batch.announced.clear()
+    a.looked_at.add(A)
+    a.follows = A
+    (again,) = await follower.follow(batch, [(a, Lsn(0))], until_committed, lambda _: Lsn(0))
+    assert again.relid == A.oid
 
 
 async def test_what_was_staged_for_a_table_is_not_committed_to_its_next_copy(bench: Bench) -> None:
