@@ -144,14 +144,20 @@ class Renames:
         """Rename tables, and return whether any was renamed; the catalog must then be read again.
 
         `tables`, by oid, may lose some while this waits.  Everything before the batch is committed first (`until_committed`);
-        if that is None, the batch may still be rolled back, and NotInPrerequisiteState is raised for a rename.  Raises the
-        errors of asking the publisher, too.
+        if that is None, the batch may still be rolled back, and NotInPrerequisiteState is raised for a rename, or what may be
+        one: the publisher's catalog does not show it yet.  Raises the errors of asking the publisher, too.
         """
-        renamed = await self._renamed(announced_names(batch), tables, by_name)
+        announced = announced_names(batch)
+        if until_committed is None:
+            new = newly_announced(announced, tables)
+            if doubtful := [*new, *(displaced(announced, new, tables, by_name) - self._not_renamed)]:
+                error = NotInPrerequisiteState("a table is renamed in a transaction in progress")
+                error.relid = doubtful[0]
+                raise error
+            return False
+        renamed = await self._renamed(announced, tables, by_name)
         if not renamed:
             return False
-        if until_committed is None:
-            raise NotInPrerequisiteState("a table is renamed in a transaction in progress")
         await until_committed()
         for oid, (schema, name) in renamed.items():
             table = tables.get(oid)

@@ -138,6 +138,22 @@ async def test_a_table_is_not_renamed_in_a_transaction_that_may_be_rolled_back(b
     assert stored.qualified_name == "public.a"
 
 
+async def test_the_publisher_does_not_know_yet_what_a_transaction_in_progress_has_renamed(bench: Bench) -> None:
+    """It has given our table's name to another one.  Its answer was taken for good: neither was ever renamed after the commit."""
+    follower = Renaming(bench)
+    follower.now = {A.oid: ("public", "a")}
+    tables = bench.follows(follower)
+    await bench.ready(100)
+    with pytest.raises(NotInPrerequisiteState, match="renamed in a transaction in progress") as raised:
+        await tables.adapt_tables(Batch({77: relation(77, "a")}), None)
+    assert raised.value.relid == A.oid, "the transaction is staged again at its commit"
+    assert not follower.asked_for_names
+    follower.now = {A.oid: ("public", "old")}
+    await tables.adapt_tables(Batch({77: relation(77, "a")}), until_committed)
+    (stored,) = await bench.catalog.relations(bench.subscription.oid)
+    assert stored.qualified_name == "public.old"
+
+
 async def test_the_publisher_is_asked_once_for_a_table_that_it_has_dropped(bench: Bench) -> None:
     """Another table has the name; ours stays, as in PostgreSQL."""
     follower = Renaming(bench)
