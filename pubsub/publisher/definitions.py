@@ -17,7 +17,7 @@ from pubsub.errors import UndefinedTable
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.shapes import TypeShape
 from pubsub.publisher.connection import Connection, Row
-from pubsub.publisher.fields import array, as_oid, number, text, truth
+from pubsub.publisher.fields import as_oid, number, text, truth
 
 if TYPE_CHECKING:
     from pubsub.protocol.binary.single_values import BinaryTypes
@@ -284,6 +284,8 @@ SELECT current_setting('server_version'),
 """
 
 
+# A missing value is the only element of an array, whose text would be quoted by rules that depend on its type: boxes are
+# divided by semicolons, so that a box's commas are not quoted.
 _COLUMNS: Final = """
 WITH RECURSIVE types AS (
     SELECT t.oid AS declared, t.oid, t.typtype, -1 AS typmod, t.typbasetype, t.typtypmod FROM pg_type t
@@ -296,7 +298,7 @@ WITH RECURSIVE types AS (
 SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype,
        base.oid, CASE WHEN t.typtype = 'd' THEN base.typmod ELSE a.atttypmod END, base.typtype,
        a.attnotnull, a.attgenerated, coalesce(co.collisdeterministic, true),
-       CASE WHEN a.atthasmissing THEN a.attmissingval::text ELSE leaves.missing END, coalesce(leaves.differ, false),
+       CASE WHEN a.atthasmissing THEN array_to_string(a.attmissingval, '') ELSE leaves.missing END, coalesce(leaves.differ, false),
        a.xmin::text
   FROM pg_attribute a
   JOIN pg_class c ON c.oid = a.attrelid
@@ -309,7 +311,7 @@ SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.a
         UNION ALL
         SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
     )
-    SELECT min(l.attmissingval::text) AS missing,
+    SELECT min(array_to_string(l.attmissingval, '')) AS missing,
            count(DISTINCT l.attmissingval::text) + count(DISTINCT l.atthasmissing) FILTER (WHERE NOT l.atthasmissing) > 1 AS differ
       FROM tree
       JOIN pg_class leaf ON leaf.oid = tree.oid AND leaf.relkind <> 'p'
@@ -433,7 +435,7 @@ def _column(row: Row) -> ColumnDefinition:
         not_null=truth(not_null),
         generated=text(generated),
         collation_deterministic=truth(deterministic),
-        missing=None if missing is None else text(next(iter(array(missing)), None)),
+        missing=missing,
         missing_differs=truth(differs),
         xmin=number(xmin),
     )

@@ -68,6 +68,9 @@ def test_a_column_with_a_constant_default_is_in_all_rows(replica: Replica) -> No
     replica.execute(
         "BEGIN; UPDATE a SET t = 'before' WHERE id < 20; INSERT INTO a VALUES (900, 'before', 1);"
         "ALTER TABLE a ADD COLUMN c text NOT NULL DEFAULT 'it''s {\"a\", b}', ADD COLUMN d timestamptz DEFAULT now();"
+        # Elements of such arrays are not divided by commas.
+        "ALTER TABLE a ADD COLUMN e box DEFAULT '(3,4),(1,2)', ADD COLUMN f box[] DEFAULT '{(3,4),(1,2);(1,1),(0,0)}',"
+        " ADD COLUMN g text[] DEFAULT '{a,NULL,\"b, c\"}', ADD COLUMN h text DEFAULT '';"
         "ALTER TABLE a ALTER c SET DEFAULT 'later';"
         "UPDATE a SET t = 'after' WHERE id BETWEEN 15 AND 30; INSERT INTO a VALUES (901, 'after', 1); COMMIT"
     )

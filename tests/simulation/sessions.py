@@ -284,10 +284,9 @@ class Session:
         found: Answer = []
         for shape in self._shapes(oids):
             for c in shape.columns:
-                missing = None if c.missing is None else "{" + c.missing + "}"
                 kind = str(c.type)
                 of_type = (kind, "-1", TYPE_NAMES[c.type], "b", kind, "-1", "b")
-                of_column = ("t" if c.number in shape.key else "f", "", "t", missing, "f", str(c.xmin))
+                of_column = ("t" if c.number in shape.key else "f", "", "t", c.missing, "f", str(c.xmin))
                 found.append((str(shape.oid), c.name, str(c.number), *of_type, *of_column))
         return found
 
