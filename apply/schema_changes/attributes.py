@@ -58,6 +58,25 @@ class Attribute:
     type_modifier: int
     missing: str | None = None
     xmin: int = 0
+    under: int = 0
+    """Of a domain the type under it; 0: the column's type is none, or it was recorded by an earlier release."""
+
+    @property
+    def base(self) -> int:
+        """The type whose output function writes the values."""
+        return self.under or self.type_oid
+
+    def as_list(self) -> list[Any]:
+        """Return what `Attribute(*…)` takes."""
+        return [
+            self.number,
+            self.name,
+            self.type_oid,
+            self.type_modifier,
+            self.missing,
+            self.xmin,
+            *([self.under] if self.under else ()),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +157,7 @@ class Attributes:
                 "count": self.count,
                 "storage": self.storage,
                 "since": str(self.since),
-                "columns": [[c.number, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin] for c in self.columns],
+                "columns": [column.as_list() for column in self.columns],
                 "kept": [list(one) for one in self.kept],
                 **self._choice(),
                 "shapes": [[[list(c) for c in shape], list(numbers)] for shape, numbers in self.shapes],
@@ -228,7 +247,7 @@ def of_definition(
     shape = (shape_of_columns(published), tuple(column.attnum for column in published))
     columns = [column for column in definition.columns if column.name in names]
     found = tuple(
-        Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, _missing(c, c.attnum in masks), c.xmin)
+        Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, _missing(c, c.attnum in masks), c.xmin, under(c))
         for c in columns
     )
     return Attributes(
@@ -243,6 +262,11 @@ def of_definition(
         masks=dict(masks),
         fingerprint=fingerprint,
     )
+
+
+def under(column: ColumnDefinition) -> int:
+    """Return Attribute.under of a column in the catalog."""
+    return int(column.base_type_oid) if column.base_type_oid != column.type_oid else 0
 
 
 def _missing(column: ColumnDefinition, is_masked: bool) -> str | None:

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Numbers, shape_of, shape_of_columns
+from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Numbers, shape_of, shape_of_columns, under
 from apply.schema_changes.table_definition import column_type, refuse_names_of_history
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
@@ -30,6 +30,9 @@ from pubsub.sql.typechoices import TypeChoices
 
 #: Types that write a value in one way, by oid: text and varchar.
 _SAME_TEXTS: Final = frozenset((25, 1043))
+#: Types between which an ALTER TYPE may leave the stored values as they are, and their texts, too: text, varchar and
+#: character; bit and bit varying.
+_SAME_OUTPUT: Final = (frozenset((25, 1043, 1042)), frozenset((1560, 1562)))
 
 
 class CopyAgain(NotInPrerequisiteState):
@@ -182,6 +185,7 @@ class _Wanted:
                     type_oid=sent_type[0],
                     type_modifier=sent_type[1],
                     xmin=now.xmin if now is not None else old.xmin,
+                    under=old.under if now is None or now.type_oid != sent.type_oid else under(now),
                 )
             )
         key = self._key(columns, renamed)
@@ -254,7 +258,7 @@ class _Wanted:
         if unknown:
             raise self._copy_again(f'the values of column "{name}" in its rows are known to the publisher alone')
         kind = column_type(now, self._definition, self._choices)
-        column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin)
+        column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin, under(now))
         return column, kind
 
     def _made_of_others(self, old: Attribute, now: ColumnDefinition | None) -> bool:
@@ -292,6 +296,10 @@ class _Wanted:
         if self._rewritten:
             raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
         if kind == have:
+            if pa.types.is_string(have) and not _writes_as(int(now.base_type_oid), old.base):
+                raise self._copy_again(
+                    f'the values of column "{old.name}" have another text as the type that it has now'
+                )
             return None
         grows = (
             pa.types.is_decimal(have)
@@ -353,6 +361,14 @@ class _Wanted:
 
     def _copy_again(self, reason: str) -> CopyAgain:
         return CopyAgain(int(self._message.oid), self._target.relation, reason)
+
+
+def _writes_as(now: int, before: int) -> bool:
+    """Return whether the types, by oid, write a value that an ALTER TYPE has left as it was stored with the same text.
+
+    cidr writes a netmask where inet has none; a timestamp with time zone has the zone; xml leaves its encoding out.
+    """
+    return now == before or any({now, before} <= types for types in _SAME_OUTPUT)
 
 
 def _same_fields(have: pa.DataType, now: pa.DataType) -> bool:

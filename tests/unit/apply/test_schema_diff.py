@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apply.schema_changes.attributes import Attributes, LeftOut, of_definition
+from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.ids import Oid
@@ -88,6 +88,51 @@ def test_values_of_an_added_column_in_partitions() -> None:
             change(replace(root, columns=(ID, T, odd)))
     with pytest.raises(CopyAgain):
         change(replace(root, columns=(ID, T, column(3, "c", INT, missing="7")), storage="1:9"))
+
+
+INET, CIDR, XML, VARCHAR, BPCHAR, BIT, VARBIT = 869, 650, 142, 1043, 1042, 1560, 1562
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "copied"),
+    [
+        (CIDR, INET, True),
+        (XML, TEXT, True),
+        (XML, VARCHAR, True),
+        (TEXT, VARCHAR, False),
+        (VARCHAR, BPCHAR, False),
+        (BIT, VARBIT, False),
+    ],
+)
+def test_a_type_whose_stored_values_have_another_text(before: int, now: int, copied: bool) -> None:
+    """PostgreSQL rewrites no row; the texts of older rows, keys among them, once stayed those of the type before."""
+
+    def altered(one: ColumnDefinition, other: ColumnDefinition) -> Change | None:
+        known = of_definition(replace(TABLE, columns=(ID, one)), ["id", "t"], "app", Lsn(0))
+        assert read(known.as_json()) == known
+        described = Described(replace(TABLE, columns=(ID, other)), None)
+        return wanted(TARGET, known, described.as_message(1), (1, 2), described, keep=True)
+
+    def domain(of: int, oid: int = 99999) -> ColumnDefinition:
+        return replace(column(2, "t", oid), base_type_oid=Oid(of), type_kind="d")
+
+    for one, other in (
+        (column(2, "t", before), column(2, "t", now)),
+        (domain(before), column(2, "t", now)),
+        (column(2, "t", before), domain(now)),
+        (domain(before), domain(now, 99998)),
+    ):
+        if copied:
+            with pytest.raises(CopyAgain, match="another text"):
+                altered(one, other)
+            continue
+        found = altered(one, other)
+        assert found is not None
+        assert found.alteration is None
+        assert found.attributes.columns[1].base == now
+    found = altered(column(2, "t", now), domain(now))
+    assert found is not None
+    assert found.alteration is None
 
 
 def test_storage_says_whether_rows_were_written_anew() -> None:
