@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apply.batch import Batch, Truncation
+from apply.staging.row_codes import comparable
 from pubsub.delta import change_rows
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Folded
@@ -54,10 +55,16 @@ def _left(changes: Changes, table: TargetTable) -> Indices:
     if key and with_old.any():
         differs = np.zeros(changes.count, np.bool_)
         for name in key:
-            other = pc.fill_null(pc.not_equal(changes.old[name], changes.new[name]), False)
+            # NaN, which equals itself in PostgreSQL, has no equal in Arrow.
+            other = pc.fill_null(pc.not_equal(*(_of_one_nan(one[name]) for one in (changes.old, changes.new))), False)
             differs |= other.to_numpy(zero_copy_only=False)
         with_old &= differs
     return np.flatnonzero(with_old)
+
+
+def _of_one_nan(column: pa.Array) -> pa.Array:
+    """Return floats as integers that are equal where PostgreSQL's values are; other columns as they are."""
+    return comparable(column, exact=False) if pa.types.is_floating(column.type) else column
 
 
 def _values(changes: Changes) -> Mapping[str, pa.Array]:
