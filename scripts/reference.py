@@ -76,6 +76,13 @@ readers of the Delta table would take its equal values for different ones. Keys 
 `REPLICA IDENTITY USING INDEX` and `FULL` (equal rows counted, NULLs equal to NULLs) work as in PostgreSQL. A deferrable
 primary key is not used as a key, as in a replica identity: within a transaction two rows may have it.
 
+A key that is text here is found by its text. Where that changes without a change of the row, changes of older rows find
+none, and are counted as missing, until RESYNC TABLE has copied the table anew: a label of an enum that is renamed, a
+reg… type's object that is renamed, lc_monetary. PostgreSQL 19 writes pg_lsn with all digits after the slash
+(0/016B3748), earlier releases without zeros in front (0/16B3748). pg_upgrade keeps slots, so a subscription goes on
+after an upgrade to 19: RESYNC its tables with a column of pg_lsn, or of a domain, an array or a composite of it. Those
+without a key under REPLICA IDENTITY FULL need it, too; in other columns older rows only keep the shorter text.
+
 A partitioned table that is published as its root has one key, its root's, but the publisher sends the old values that
 the partition's own replica identity has (pgoutput.c: pgoutput_change). `pubsub check` names each partition whose
 identity lacks columns of that key, or, under FULL without a key, is not FULL, with the ALTER TABLE that mends it; so do
