@@ -116,13 +116,15 @@ def write(
     """
     name = f"part-{number:05}-{name or uuid.uuid4()}"
     made: list[_DataFile] = []
-    opened: dict[str, _DataFile] = {}
+    # By their values, since the directory of NULL may be that of a text, too.
+    opened: dict[tuple[str | None, ...], _DataFile] = {}
 
     def write_group(part: pa.Table) -> None:
         for values, rows in partitions.divide(table, part):
-            inside = partitions.directory(list(values), values)
-            file = opened.pop(inside, None)
+            partition = tuple(values.values())
+            file = opened.pop(partition, None)
             if file is None:
+                inside = partitions.directory(list(values), values)
                 if len(opened) >= _OPEN_FILES:
                     opened.pop(next(iter(opened))).finish()
                 file = _DataFile(table, inside, values, f"{name}-c{len(made):03}.zstd.parquet")
@@ -131,7 +133,7 @@ def write(
             if (several and file.is_full()) or (bounded_rows.are_large(rows) and not merging):
                 file.finish()
             else:
-                opened[inside] = file  # the one written last is closed last
+                opened[partition] = file  # the one written last is closed last
 
     try:
         for part in _row_groups(map(partial(_as_table, table), parts)):
