@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from pubsub import faults, object_stores
 from pubsub.delta.alter import for_copy
-from pubsub.delta.files import constraints, data_files
+from pubsub.delta.files import constraints, data_files, partitions
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Transactions, UnknownOutcome
 from pubsub.delta.table import (
@@ -161,12 +161,14 @@ def _copy_by_statement(
     source, parts = held.source, ranges(plan.edges)
     schema = pa.schema([table.schema.field(name) for name in source.table.columns])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
-    read = _reader(held, parts, schema, done)
+    other_columns = not fits(table)
+    partitioned_by = () if other_columns else tuple(partition_fields(table.path))
+    divided = replace(table, partitioned_by=tuple(field.name for field in partitioned_by))
+    read = _reader(held, parts, schema, divided, done)
     frame = session.range(0, len(parts), 1, len(parts)).mapInArrow(read, ddl)
     made = filled_columns(table.path)
-    other_columns = not fits(table)
     # Spark fills other columns that the frame lacks, but not partition columns.
-    needed = [*table.schema, *(() if other_columns else partition_fields(table.path))]
+    needed = [*table.schema, *partitioned_by]
     extra = {field.name: field for field in needed if field.name not in source.table.columns and field.name not in made}
     if extra:
         same = history_copy.same_values(table, record.last, plan.generation)
@@ -319,7 +321,7 @@ def _paths(finished: Mapping[int, Sequence[Action]]) -> set[str]:
 
 
 def _reader(
-    held: _InTasks, parts: list[Range], schema: pa.Schema, done: Accumulator[int]
+    held: _InTasks, parts: list[Range], schema: pa.Schema, table: TargetTable, done: Accumulator[int]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that runs in the executors' Python workers."""
 
@@ -328,6 +330,7 @@ def _reader(
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 for rows in chunk_reader.read_range(source, parts[index], schema):
+                    partitions.require_storable(table, rows)
                     done.add(rows.num_rows)
                     yield _as_spark_has_them(rows)
 

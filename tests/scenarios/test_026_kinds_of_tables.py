@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,6 +241,23 @@ def test_a_row_that_breaks_a_constraint_stops_the_table_and_loses_nothing(replic
     spark.session.sql(f"ALTER TABLE delta.`{path}` DROP CONSTRAINT small")
     replica.execute("INSERT INTO t VALUES (4, NULL, 4, 'd')")
     replica.assert_equal("t")
+
+
+@pytest.mark.full
+def test_an_empty_text_in_a_partition_column_of_a_table_that_spark_copies(replica: Replica, spark: Spark) -> None:
+    """A copy by Spark's statement once made it NULL, as Spark does."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, day date, n int, s text); INSERT INTO t VALUES (1, NULL, 1, '')",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "t"
+    make(spark, path, replace(KINDS["change data feed"], clauses="PARTITIONED BY (s)"), by_spark=True)
+    replica.subscribe(create_tables="false")
+    error = replica.error()
+    assert 'value "" cannot be stored in column "s" of the Delta table of "public.t"' in error, error
+    replica.execute("UPDATE t SET s = NULL")
+    replica.until_ready()
+    assert_same(replica, KINDS["change data feed"])
 
 
 @pytest.mark.full

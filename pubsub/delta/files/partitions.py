@@ -3,7 +3,8 @@
 A data file belongs to one partition.  Its rows do not hold the partition columns; the log has their values as text, by
 the columns' physical names, and NULL as null.  The file's directory repeats them for people: `p=2024-01-01/q=a%2Fb`.
 
-Delta reads an empty text as NULL, whatever the type; so '' cannot be stored in a partition column.
+Delta reads an empty text as NULL, whatever the type; so '' cannot be stored in a partition column, nor can bytes that are no
+text.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from pubsub.protocol.arrow_arrays import repeated
 _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 # The longest name of a directory that every file system takes.
 _LONGEST_NAME: Final = 255
+# How much of a value that is refused an error shows.
+_SHOWN_BYTES: Final = 50
 # What a directory's name has unescaped; ASCII alone, since a JVM in the C locale takes no other names.
 _SAFE: Final = " !$&'()+,;@~"
 
@@ -60,7 +63,7 @@ def divide(table: TargetTable, rows: pa.Table) -> Iterator[tuple[Values, pa.Tabl
         yield values, rows.slice(start, end - start)
 
 
-def _present(table: TargetTable, rows: pa.Table) -> list[str]:
+def _present(table: TargetTable, rows: pa.Table | pa.RecordBatch) -> list[str]:
     """Return the partition columns that the rows have; one that the publisher lacks is NULL in a copy."""
     return [name for name in table.partitioned_by if name in rows.column_names]
 
@@ -81,13 +84,30 @@ def _codes(column: pa.Array) -> Any:
     return pc.dictionary_encode(column, null_encoding="encode").indices.to_numpy(zero_copy_only=False)
 
 
-def require_storable(table: TargetTable, rows: pa.Table) -> None:
-    """Raise InvalidValue if a partition column's value cannot be stored; Spark would make '' NULL."""
+def require_storable(table: TargetTable, rows: pa.Table | pa.RecordBatch) -> None:
+    """Raise InvalidValue if a partition column's value cannot be stored; Spark would store it as another.
+
+    It makes '' NULL, and a directory's name for it, and reads bytes as UTF-8.
+    """
     for name in _present(table, rows):
-        if pa.types.is_string(table.schema.field(name).type):
-            column = rows.column(name)
-            if pc.any(pc.equal(column, "")).as_py():
-                as_text(table, name, pa.scalar("", column.type))
+        kind, column = table.schema.field(name).type, rows.column(name)
+        if pa.types.is_binary(kind):
+            bad = next((value for value in column.unique() if value.is_valid and not _is_text(value.as_py())), None)
+            if bad is not None:
+                shown = f"\\x{bad.as_py()[:_SHOWN_BYTES].hex()}"
+                raise _not_storable(table, name, shown, ", and Delta keeps a partition's value as text.")
+        elif pa.types.is_string(kind):
+            for text in ("", _NULL_DIRECTORY):
+                if pc.any(pc.equal(column, text)).as_py():
+                    raise _not_storable(table, name, text, ", and Spark reads this as NULL there.")
+
+
+def _is_text(value: bytes) -> bool:
+    """Return whether a partition column can have these bytes."""
+    try:
+        return bool(value.decode()) and b"\0" not in value
+    except UnicodeDecodeError:
+        return False
 
 
 def as_text(table: TargetTable, name: str, value: pa.Scalar) -> str | None:
@@ -115,12 +135,12 @@ def as_text(table: TargetTable, name: str, value: pa.Scalar) -> str | None:
     raise _not_storable(table, name, str(found))
 
 
-def _not_storable(table: TargetTable, name: str, shown: str) -> InvalidValue:
+def _not_storable(table: TargetTable, name: str, shown: str, why: str = ".") -> InvalidValue:
+    if not shown:
+        why = ", and Delta reads an empty text there as NULL."
     return InvalidValue(
         f'value "{shown}" cannot be stored in column "{name}" of the Delta table of "{table.relation}"',
-        detail="The Delta table is partitioned by the column, and Delta reads an empty text there as NULL."
-        if not shown
-        else "The Delta table is partitioned by the column.",
+        detail=f"The Delta table is partitioned by the column{why}",
         hint="Partition the Delta table by another column.",
     )
 

@@ -6,6 +6,7 @@ import math
 import time
 import uuid
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from pubsub.delta.files import file_rows, key_set
@@ -15,7 +16,7 @@ from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Transactions
 from pubsub.delta.places import Place, is_reached, remove_tree
-from pubsub.delta.table import Commit, TargetTable, committed_lsn
+from pubsub.delta.table import Commit, TargetTable, committed_lsn, partition_fields
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import Folded, NotAsExpected
@@ -51,6 +52,8 @@ class TableWriters:
         self._direct = direct
         self._statement_rows = statement_rows
         self._logs: dict[str, TableLog] = {}
+        # The partition columns of tables that only Spark reaches.
+        self._partitioned_by: dict[str, tuple[str, ...]] = {}
         self._index = KeyIndex() if index is None else index
         #: How many batches, or parts of them, were staged for the table at a path: a hint that it is being written.
         self.staged: Counter[str] = Counter()
@@ -89,7 +92,9 @@ class TableWriters:
     def _laid_out(self, table: TargetTable) -> tuple[TableLog | None, TargetTable]:
         """Return the table's log, refreshed, and the table as it is laid out; without a log if only Spark reaches it."""
         if not is_reached(table.path):
-            return None, table
+            if table.path not in self._partitioned_by:
+                self._partitioned_by[table.path] = tuple(field.name for field in partition_fields(table.path))
+            return None, replace(table, partitioned_by=self._partitioned_by[table.path])
         log = self._log(table)
         return log, file_rows.laid_out(log, table)
 
@@ -149,6 +154,7 @@ class TableWriters:
     def forget(self, path: str) -> None:
         """Drop the table's log and its keys' index: the table is being created anew."""
         self._logs.pop(path, None)
+        self._partitioned_by.pop(path, None)
         self._index.forget(path)
 
     def log_of(self, path: str) -> TableLog:

@@ -89,6 +89,36 @@ def test_what_delta_would_read_as_null_is_refused(tmp_path: Path) -> None:
     assert not list(Path(table.path).rglob("*.parquet"))
 
 
+def test_the_name_of_the_directory_of_null_is_refused_where_spark_writes(tmp_path: Path) -> None:
+    """Spark reads a partition's values from the names of directories, before Delta's log gets them."""
+    table = partitioned(tmp_path / "t", [pa.field("p", pa.string())], ["p"])
+    laid = file_rows.laid_out(opened(table), table)
+    rows = pa.table({"id": [1, 2], "p": ["__HIVE_DEFAULT_PARTITION__", None]}, schema=table.schema)
+    with pytest.raises(InvalidValue, match='value "__HIVE_DEFAULT_PARTITION__" cannot be stored in column "p"'):
+        partitions.require_storable(laid, rows)
+
+
+def test_a_text_that_has_the_directory_of_null(tmp_path: Path) -> None:
+    """Its rows and those of NULL once came into one file, and all of them got the first one's value."""
+    table = partitioned(tmp_path / "t", [pa.field("p", pa.string())], ["p"])
+    laid = file_rows.laid_out(opened(table), table)
+    rows = pa.table({"id": [1, 2], "p": ["__HIVE_DEFAULT_PARTITION__", None]}, schema=table.schema)
+    named, null = data_files.write(laid, [rows])
+    assert [one["add"]["partitionValues"]["p"] for one in (named, null)] == ["__HIVE_DEFAULT_PARTITION__", None]
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """Spark's statement stored them as U+FFFD, and none as NULL."""
+    schema = pa.schema([pa.field("p", pa.binary()), pa.field("q", pa.string())])
+    table = TargetTable(str(tmp_path / "t"), schema, (), "s.t", partitioned_by=("p",))
+    good = pa.table({"p": [b"a", "ü".encode(), None], "q": ["", "", ""]}, schema=schema)
+    partitions.require_storable(table, good)
+    for bad, shown in ((b"", r"\\x"), (b"a\xff", r"\\x61ff"), (b"a\0", r"\\x6100")):
+        rows = pa.record_batch({"p": [b"a", bad], "q": ["", ""]}, schema=schema)
+        with pytest.raises(InvalidValue, match=f'value "{shown}" cannot be stored in column "p"'):
+            partitions.require_storable(table, rows)
+
+
 def test_a_value_that_is_too_long_for_a_name(tmp_path: Path) -> None:
     table = partitioned(tmp_path / "t", [pa.field("p", pa.string())], ["p"])
     laid = file_rows.laid_out(opened(table), table)
