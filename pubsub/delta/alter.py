@@ -26,7 +26,7 @@ from pubsub.delta import schema_json as schema
 from pubsub.delta.files import data_files
 from pubsub.delta.files.file_rows import laid_out, live_rows
 from pubsub.delta.log.add_file import AddFile
-from pubsub.delta.log.table_log import TableLog, asking_for
+from pubsub.delta.log.table_log import TableLog, asking_for, clustered_by
 from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import (
@@ -36,6 +36,7 @@ from pubsub.delta.table import (
     TargetTable,
     another_history,
     as_said,
+    can_cluster,
     described,
     needs_mapping,
     read_schema,
@@ -186,7 +187,7 @@ def _definition(
     partitioned_by: Sequence[str] | None = None,
 ) -> list[Action]:
     """Return the actions that give the table this definition.  `partitioned_by`: its partition columns (None: as before)."""
-    table = laid_out(log, table)
+    table = _laid_out_anew(log, table, columns)
     if partitioned_by is not None:
         table = replace(table, partitioned_by=tuple(partitioned_by))
     configuration = dict(log.properties)
@@ -201,7 +202,40 @@ def _definition(
         "partitionColumns": list(table.partitioned_by),
         "configuration": configuration,
     }
-    return [{"metaData": {**log.metadata, **definition}}]
+    clustered = _clustered(log, table, columns)
+    others = [clustered_by(clustered)] if tuple(clustered) != log.cluster_paths else []
+    return [{"metaData": {**log.metadata, **definition}}, *others]
+
+
+def _laid_out_anew(log: TableLog, table: TargetTable, columns: list[schema.Field]) -> TargetTable:
+    """Return `laid_out` for a table that is about to have these columns."""
+    names = {schema.stored_name(column): column["name"] for column in columns}
+    clustered = (names.get(".".join(path)) for path in _clustered(log, table, columns))
+    return replace(laid_out(log, table), clustered_by=tuple(name for name in clustered if name is not None))
+
+
+def _clustered(log: TableLog, table: TargetTable, columns: list[schema.Field]) -> list[tuple[str, ...]]:
+    """Return log.cluster_paths for a table that is about to have these columns.
+
+    A column that a copy makes anew under its name has another physical one.  Delta fails on a table that is clustered by a
+    column which it lacks.
+    """
+    before = {schema.stored_name(column): column["name"] for column in schema.fields(log.metadata)}
+    after = {schema.stored_name(column): column["name"] for column in columns}
+    anew = {name: stored for stored, name in after.items()}
+    found: list[tuple[str, ...]] = []
+    for path in log.cluster_paths:
+        if len(path) > 1:
+            found += [path] if path[0] in after else []
+            continue
+        stored = path[0] if path[0] in after else anew.get(before.get(path[0], ""))
+        if stored is not None and _can_cluster(table, after[stored]):
+            found.append((stored,))
+    return found
+
+
+def _can_cluster(table: TargetTable, name: str) -> bool:
+    return name not in table.schema.names or can_cluster(table.schema.field(name).type)
 
 
 def _mode(log: TableLog) -> str | None:
@@ -232,7 +266,7 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
         greatest = _greatest(log)
         for column in columns:
             greatest = schema.map_new(column, greatest)
-    table = laid_out(log, replace(table, mapped=schema.mapping(columns)))
+    table = _laid_out_anew(log, replace(table, mapped=schema.mapping(columns)), columns)
     # A partition column that the publisher lacks goes with the others.
     table = replace(table, partitioned_by=tuple(name for name in table.partitioned_by if name in table.schema.names))
     return table, _definition(log, table, columns, {}, table.partitioned_by)

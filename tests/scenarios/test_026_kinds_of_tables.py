@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,14 +13,18 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pubsub.delta import schema_json
+from pubsub.delta import alter, schema_json
 from pubsub.delta import table as delta
+from pubsub.delta.alter import Alteration
 from pubsub.delta.files import data_files
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import open_parquet, place
 from pubsub.delta.spark.jvm_transactions import DeltaTransactions
 from pubsub.delta.spark.spark_session import Spark
+from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers import arrow_writer
+from pubsub.protocol.lsn import Lsn
 from tests.support import stores
 from tests.support.replica import Replica
 
@@ -305,3 +310,42 @@ def test_files_from_before_a_column_was_widened(replica: Replica, spark: Spark) 
     assert_same()
     log.refresh()
     assert len(log.files) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["none", "name"])
+def test_cluster_columns_that_go(spark: Spark, tmp_path: Path, mode: str) -> None:
+    """A table that is clustered by a column which it lacks could not be described, optimized or written by our files."""
+    transactions = DeltaTransactions(spark.session)
+
+    def made(name: str) -> TableLog:
+        path = str(tmp_path / name)
+        spark.session.sql(
+            f"CREATE TABLE delta.`{path}` (id BIGINT NOT NULL, a STRING, b INT) USING delta CLUSTER BY (a, b) "
+            f"TBLPROPERTIES ('delta.columnMapping.mode' = '{mode}')"
+        )
+        spark.session.sql(f"INSERT INTO delta.`{path}` VALUES (1, 'x', 2)")
+        log = TableLog(path, transactions)
+        log.refresh()
+        return log
+
+    def check(log: TableLog, columns: list[str]) -> None:
+        log.refresh()
+        assert log.unsupported() is None
+        (detail,) = spark.session.sql(f"DESCRIBE DETAIL delta.`{log.table}`").collect()
+        assert detail["clusteringColumns"] == columns
+        spark.session.sql(f"INSERT INTO delta.`{log.table}` SELECT * FROM delta.`{log.table}`")
+        spark.session.sql(f"OPTIMIZE delta.`{log.table}`")
+
+    log = made("altered")
+    table = delta.load(str(log.table), "public.t", json.dumps({"key": ["id"]}))
+    record = Commit("app", Lsn(1), Lsn(1))
+    for column, left in (("a", ["b"]), ("b", [])):
+        table = alter.alter(transactions, table, Alteration(("id",), "public.t", drop=(column,)), {}, record)
+        check(log, left)
+    log = made("copied")
+    fields = [pa.field("id", pa.int64(), False), pa.field("b", pa.string()), pa.field("c", pa.int32())]
+    table, definition = alter.for_copy(log, TargetTable(str(log.table), pa.schema(fields), ("id",), "public.t"))
+    assert table.clustered_by == ("b",)
+    arrow_writer.commit_copy(log, table, [], record, definition)
+    check(log, ["b"])

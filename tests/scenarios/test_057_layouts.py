@@ -67,6 +67,8 @@ def test_the_publishers_alterations_of_partition_and_cluster_columns(replica: Re
     replica.execute("INSERT INTO t VALUES (203, 1, 2)", "DELETE FROM c WHERE id < 10")
     replica.assert_equal("t", columns=["id", "n", "more"])
     replica.assert_equal("c", columns=["id", "b", "more"])
+    # The copy gives every column another physical name, by which Delta knows the cluster columns.
+    assert detail(replica, spark, "c")["clusteringColumns"] == ["b"]
 
 
 @pytest.mark.full

@@ -77,6 +77,12 @@ def create(
     table.commit([{"metaData": metadata}], Operation.CREATE)
 
 
+def clustered_by(paths: Sequence[Sequence[str]]) -> Action:
+    """Return the action that clusters a table by columns with these physical names; none: it is clustered no more."""
+    configuration = {"clusteringColumns": [list(path) for path in paths], "domainName": _CLUSTERING}
+    return {"domainMetadata": {"domain": _CLUSTERING, "configuration": json.dumps(configuration), "removed": False}}
+
+
 def asking_for(features: Iterable[str]) -> dict[str, str]:
     """Return the table properties that make Delta support table features; it does not keep the properties."""
     return {f"delta.feature.{name}": "supported" for name in features}
@@ -138,10 +144,15 @@ class TableLog:
         return tuple(self._state.metadata.get("partitionColumns") or ())
 
     @property
-    def cluster_columns(self) -> tuple[str, ...]:
-        """The physical names of the columns by which the table is clustered; of a nested field, those around it with dots."""
+    def cluster_paths(self) -> tuple[tuple[str, ...], ...]:
+        """The physical names of the columns by which the table is clustered; of a nested field, those around it first."""
         domain = json.loads(self._state.domains.get(_CLUSTERING, "{}"))
-        return tuple(".".join(path) for path in domain.get("clusteringColumns") or ())
+        return tuple(tuple(path) for path in domain.get("clusteringColumns") or ())
+
+    @property
+    def cluster_columns(self) -> tuple[str, ...]:
+        """`cluster_paths`, with dots."""
+        return tuple(map(".".join, self.cluster_paths))
 
     @property
     def tracks_rows(self) -> bool:
