@@ -182,13 +182,13 @@ def _viewed(frame: DataFrame) -> str:
 def _made_by_delta(staged: Staged) -> list[str]:
     """Return the generated and identity columns for which the batch has no value: the publisher lacks them, Delta makes them.
 
-    A NULL would be a value that contradicts their definition.
+    A NULL would be a value that contradicts their definition.  Rows that are removed have values, too, if the publisher does.
     """
     made = []
     for name in filled_columns(staged.table.path):
         flag = f"{UNCHANGED_PREFIX}{staged.table.schema.get_field_index(name)}"
         values = 0
-        for path in (staged.images, staged.masked):
+        for path in (staged.images, staged.masked, staged.removed):
             if path is None:
                 continue
             flagged = flag in pq.read_schema(path).names
