@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.digest.variant_text import variant_text
 from pubsub.protocol.arrow_arrays import bitmap, contents, validity
 from pubsub.protocol.output.numbers import float4out, float8out
+from pubsub.protocol.output.variants import variant_text
 from pubsub.protocol.type_contract import VARIANT
 
 _EPOCH_DAYS: Final = 10_957  # 2000-01-01, in days from 1970-01-01

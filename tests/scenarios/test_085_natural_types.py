@@ -153,6 +153,7 @@ def test_tables_that_spark_writes(replica: Replica, spark: Spark) -> None:
         "CREATE PUBLICATION p FOR TABLE t, u",
         "INSERT INTO u VALUES (1, '{1}', NULL, NULL, '1'), (1, '{1}', NULL, NULL, '1'), (2, '{}', '{a,b}', '(1,)', NULL), "
         "(2, '{}', '{\"a, b\"}', '(1,)', NULL), (2, '{}', '{a,b}', '(1,\"\")', NULL)",
+        "INSERT INTO u (j) VALUES ('{\"a\": [1.50]}'), ('{\"a\": [1.5]}'), ('{\"a\": [1.5]}'), ('1.0'), ('1')",
         "INSERT INTO t SELECT g, ARRAY[g, NULL], ROW (g, '{a,NULL}')::pair, array_fill(ROW (g, NULL)::pair, ARRAY[900]), "
         "json_build_object('a', g, 'b', '[1.5, null]'::json) FROM generate_series(1, 9) g",
         "INSERT INTO t (id) VALUES (20)",
@@ -168,6 +169,10 @@ def test_tables_that_spark_writes(replica: Replica, spark: Spark) -> None:
         "UPDATE u SET ints = ints || 7 WHERE ctid = (SELECT min(ctid) FROM u WHERE texts IS NULL)",
         "DELETE FROM u WHERE texts = '{\"a, b\"}'; DELETE FROM u WHERE (p).b = ''",
     )
+    replica.assert_equal("t", "u")
+    # Spark's texts of numbers lack the zeros after the point: the other row once took the place of the one that was deleted.
+    replica.execute("DELETE FROM u WHERE j::text = '{\"a\": [1.50]}'; DELETE FROM u WHERE j::text = '1'")
+    replica.execute("UPDATE u SET p = '(8,)' WHERE ctid = (SELECT min(ctid) FROM u WHERE j ? 'a')")
     replica.assert_equal("t", "u")
     frame = spark.session.read.format("delta").load(replica.path("t"))
     assert frame.where("id = 40").selectExpr("size(ps)", "ps[899].a", "to_json(j)").collect() == [

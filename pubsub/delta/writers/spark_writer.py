@@ -36,6 +36,7 @@ from pubsub.delta.table import (
     spark_ddl,
 )
 from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Expected, Folded
+from pubsub.protocol.output.variants import exact_text
 from pubsub.protocol.type_contract import VARIANT
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _SOURCE: Final = "__pubsub_source".ljust(64, "_")
 _ROW: Final = "__row".ljust(64, "_")
 _IMAGE: Final = "__image".ljust(64, "_")
 _HAVE: Final = "__have".ljust(64, "_")
+_EXACT: Final = "__exact".ljust(64, "_")
 _view_numbers = itertools.count(1)
 
 
@@ -321,7 +323,8 @@ def _commit_without_key(
 
     All rows equal to a changed one are replaced by the copies that remain, because no condition can match just some of
     several equal rows.  Rows are compared by one text that tells every value and NULL apart; to_json alone would
-    truncate timestamps to milliseconds.  The columns `made` by Delta are not compared.
+    truncate timestamps to milliseconds.  The rows that are replaced may include some whose VARIANT differs from a changed
+    one's in the zeros after a point; of these all remain.  The columns `made` by Delta are not compared.
     """
     table = staged.table
     names = [field.name for field in table.schema]
@@ -329,12 +332,16 @@ def _commit_without_key(
     assert staged.removed is not None
     removed_schema = pq.read_schema(staged.removed)
     removed = _read(spark, staged.removed, removed_schema)
-    changed = view(removed.selectExpr(f"{_row_text('', sent)} AS {_ROW}", COUNT_COLUMN))
-    values = ", ".join(quote(name) for name in names)
+    changed = view(_told_apart(removed, sent, COUNT_COLUMN))
+    near = spark.sql(
+        f"SELECT *, struct({', '.join(map(quote, names))}) AS {_IMAGE} FROM delta.{quote(table.path)} {_TARGET} "
+        f"WHERE {_row_text(_TARGET + '.', sent)} IN (SELECT {_ROW} FROM {changed})"
+    )
+    have = view(_told_apart(near, sent, _IMAGE))
     remaining = spark.sql(
-        f"SELECT inline(array_repeat(h.{_IMAGE}, CAST(greatest(h.{_HAVE} - c.{COUNT_COLUMN}, 0) AS INT))) FROM "
-        f"(SELECT {_row_text('', sent)} AS {_ROW}, first(struct({values})) AS {_IMAGE}, count(*) AS {_HAVE} "
-        f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.{_ROW} = c.{_ROW}"
+        f"SELECT inline(array_repeat(h.{_IMAGE}, CAST(greatest(h.{_HAVE} - coalesce(c.{COUNT_COLUMN}, 0), 0) AS INT))) FROM "
+        f"(SELECT {_EXACT}, first({_IMAGE}) AS {_IMAGE}, count(*) AS {_HAVE} FROM {have} GROUP BY 1) h "
+        f"LEFT JOIN {changed} c ON h.{_EXACT} = c.{_EXACT}"
     )
     if staged.images is None and remaining.isEmpty():
         own = spark.newSession()
@@ -343,6 +350,22 @@ def _commit_without_key(
         return
     condition = f"{_row_text(_TARGET + '.', sent)} IN (SELECT {_ROW} FROM {changed})"
     _save(images.unionByName(remaining).drop(*made), "overwrite", table, record, replace_on=condition)
+
+
+def _told_apart(frame: DataFrame, schema: pa.Schema, also: str) -> DataFrame:
+    """Return for each row its _ROW, its _EXACT and the column `also`.
+
+    _EXACT, too, is one text of the row; it tells VARIANT values apart as well, which takes Python: to_json writes 1.50 as 1.5.
+    """
+    from pyspark.sql import functions
+
+    variants = [quote(field.name) for field in schema if field.type == VARIANT]
+    parts = [f"{name} AS {_EXACT}{place}" for place, name in enumerate(variants)]
+    rows = frame.selectExpr(f"{_row_text('', schema)} AS {_ROW}", also, *parts)
+    if not variants:
+        return rows.withColumn(_EXACT, functions.col(_ROW))
+    exact = functions.udf(exact_text, "string")
+    return rows.select(_ROW, also, exact(_ROW, *(f"{_EXACT}{place}" for place in range(len(variants)))).alias(_EXACT))
 
 
 def _row_text(prefix: str, schema: pa.Schema) -> str:

@@ -17,9 +17,9 @@ from pubsub.digest.hashing import hash_texts
 from pubsub.digest.source import NOTHING, SourceTable
 from pubsub.digest.sums import Hashed, Sums, bits_for, range_of, range_sql, surplus
 from pubsub.digest.texts import canonical_texts, output_texts
-from pubsub.digest.variant_text import variant_text
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.ids import Oid
+from pubsub.protocol.output.variants import variant_text
 from pubsub.protocol.text.variant import encode
 from pubsub.publisher.definitions import ColumnDefinition
 from pubsub.publisher.read_table import ReadTable

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from decimal import Context, Decimal
-from typing import Final
+from typing import Any, Final
 
 from pubsub.errors import DataCorrupted
 
@@ -26,6 +26,23 @@ def variant_text(metadata: bytes, value: bytes) -> str:
     texts = metadata[1 + width * (count + 2) :]
     names = [texts[begin:end].decode() for begin, end in itertools.pairwise(edges)]
     return _text(names, value, 0)
+
+
+def exact_text(row: str, *variants: Any) -> str:
+    """Return a text of `row` and of Spark's VARIANT values (VariantVal), equal only if all of them are as jsonb: 1.0 is not 1.
+
+    A value that jsonb has no form for is told apart by its bytes.  Spark's to_json leaves out the zeros after the point.
+    """
+    return json.dumps([row, *map(_exact, variants)])
+
+
+def _exact(variant: Any) -> str | None:
+    if variant is None:
+        return None
+    try:
+        return variant_text(bytes(variant.metadata), bytes(variant.value))
+    except DataCorrupted:
+        return f"{bytes(variant.metadata).hex()} {bytes(variant.value).hex()}"
 
 
 def _text(names: list[str], value: bytes, at: int) -> str:
