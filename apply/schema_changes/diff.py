@@ -18,10 +18,11 @@ from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Numb
 from apply.schema_changes.table_definition import column_type, refuse_names_of_history
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
+from pubsub.errors import FeatureNotSupported, InvalidValue, NotInPrerequisiteState
 from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relation, ReplicaIdentity
+from pubsub.protocol.refused_values import InvalidText
 from pubsub.protocol.text.columns import from_text
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
@@ -227,7 +228,7 @@ class _Wanted:
                 drop=tuple(dropped),
                 rename=renamed,
                 retype=retyped,
-                add=tuple((pa.field(column.name, kind), _value(column, kind)) for column, kind in added),
+                add=tuple((pa.field(column.name, kind), self._value(column, kind)) for column, kind in added),
             )
         if after == self._known and alteration is None:
             return None
@@ -359,6 +360,21 @@ class _Wanted:
             if folded_name(name) in there:
                 raise self._copy_again(f'its history has the values of another column "{name}"')
 
+    def _value(self, column: Attribute, kind: pa.DataType) -> pa.Scalar:
+        """Return the value of an added column in older rows.  Raises InvalidValue for one that its type cannot hold."""
+        if column.missing is None:
+            return pa.scalar(None, kind)
+        try:
+            return from_text(pa.array([column.missing.encode()], pa.binary()), kind)[0]
+        except InvalidText as error:
+            named = f"{self._target.relation}.{column.name}"
+            raise InvalidValue(
+                f'column "{column.name}" of table "{self._target.relation}": {error.message}',
+                sqlstate=error.sqlstate,
+                detail="It is the value of the rows that are older than the column.",
+                hint=f"ALTER SUBSCRIPTION … SET (types = '{named} text'), or leave the column out by a column list.",
+            ) from error
+
     def _copy_again(self, reason: str) -> CopyAgain:
         return CopyAgain(int(self._message.oid), self._target.relation, reason)
 
@@ -380,9 +396,3 @@ def _same_fields(have: pa.DataType, now: pa.DataType) -> bool:
             _same_fields(one.type, other.type) for one, other in zip(have, now, strict=True)
         )
     return True
-
-
-def _value(column: Attribute, kind: pa.DataType) -> pa.Scalar:
-    if column.missing is None:
-        return pa.scalar(None, kind)
-    return from_text(pa.array([column.missing.encode()], pa.binary()), kind)[0]

@@ -11,12 +11,13 @@ import pytest
 from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
 from pubsub.delta.table import TargetTable
+from pubsub.errors import InvalidValue
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
 from pubsub.sql.layouts import Layout
 
-INT, TEXT = 23, 25
+INT, TEXT, DATE = 23, 25, 1082
 TARGET = TargetTable("/w/t", pa.schema([pa.field("id", pa.int32(), False), pa.field("t", pa.string())]), ("id",), "s.t")
 
 
@@ -88,6 +89,14 @@ def test_values_of_an_added_column_in_partitions() -> None:
             change(replace(root, columns=(ID, T, odd)))
     with pytest.raises(CopyAgain):
         change(replace(root, columns=(ID, T, column(3, "c", INT, missing="7")), storage="1:9"))
+
+
+def test_a_value_of_older_rows_that_delta_does_not_have() -> None:
+    """The error once named neither the column nor a way out."""
+    added = column(3, "c", DATE, missing="infinity")
+    with pytest.raises(InvalidValue, match=r'column "c" of table "s\.t": value "infinity" cannot be held') as found:
+        change(replace(TABLE, columns=(ID, T, added), attributes=3))
+    assert "types = 's.t.c text'" in str(found.value.hint)
 
 
 INET, CIDR, XML, VARCHAR, BPCHAR, BIT, VARBIT = 869, 650, 142, 1043, 1042, 1560, 1562
