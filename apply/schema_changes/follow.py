@@ -116,7 +116,9 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
 
 
 def _as_chosen(target: TargetTable, attributes: Attributes) -> TargetTable:
-    return replace(target, closed=attributes.left_out is not None, masks=attributes.masked)
+    masks = attributes.masked
+    sent = frozenset(column.name for column in attributes.columns) - masks.absent
+    return replace(target, closed=attributes.left_out is not None, masks=masks, sent=sent)
 
 
 class Publisher:

@@ -68,6 +68,8 @@ class TargetTable:
     """Whether the publisher's columns are known by their numbers alone, since some may be left out; known only where they are read."""
     masks: Masks = NO_MASKS
     """The columns that do not have the publisher's values (the option mask); known as `closed` is."""
+    sent: frozenset[str] = frozenset()
+    """The columns whose values the publisher sends; known as `closed` is, and empty for a table that joined without a copy."""
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -185,9 +185,12 @@ def _made_by_delta(staged: Staged) -> list[str]:
     """Return the generated and identity columns for which the batch has no value: the publisher lacks them, Delta makes them.
 
     A NULL would be a value that contradicts their definition.  Rows that are removed have values, too, if the publisher does.
+    A column that the publisher is known to send may be NULL in all rows of a batch.
     """
     made = []
     for name in filled_columns(staged.table.path):
+        if name in staged.table.sent:
+            continue
         flag = f"{UNCHANGED_PREFIX}{staged.table.schema.get_field_index(name)}"
         values = 0
         for path in (staged.images, staged.masked, staged.removed):

@@ -10,12 +10,14 @@ import pytest
 
 from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
+from apply.schema_changes.follow import _as_chosen
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
 from pubsub.sql.layouts import Layout
+from pubsub.sql.mask_rules import MaskRule
 
 INT, TEXT, DATE = 23, 25, 1082
 TARGET = TargetTable("/w/t", pa.schema([pa.field("id", pa.int32(), False), pa.field("t", pa.string())]), ("id",), "s.t")
@@ -142,6 +144,15 @@ def test_a_type_whose_stored_values_have_another_text(before: int, now: int, cop
     found = altered(column(2, "t", now), domain(now))
     assert found is not None
     assert found.alteration is None
+
+
+def test_which_columns_are_sent() -> None:
+    """Of others a batch's NULLs are not the publisher's: Delta may make their values."""
+    known = of_definition(TABLE, ["id", "t"], "app", Lsn(0))
+    assert _as_chosen(TARGET, known).sent == {"id", "t"}
+    dropped = replace(known, columns=known.columns[:1], kept=((2, "t"),))
+    assert _as_chosen(TARGET, dropped).sent == {"id"}
+    assert _as_chosen(TARGET, replace(known, masks={2: MaskRule.parse("null")})).sent == {"id"}
 
 
 def test_storage_says_whether_rows_were_written_anew() -> None:
