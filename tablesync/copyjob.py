@@ -40,7 +40,7 @@ from pubsub.delta.table import (
     quote,
 )
 from pubsub.delta.writers import arrow_writer, copy_chunks
-from pubsub.protocol.column_types import spark_ddl
+from pubsub.protocol.column_types import is_nested, spark_ddl
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.copy_out import Cut
 from tablesync import chunk_reader, history_copy, task_secrets
@@ -162,13 +162,18 @@ def _copy_by_statement(
     schema = pa.schema([table.schema.field(name) for name in source.table.columns])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
     other_columns = not fits(table)
-    partitioned_by = () if other_columns else tuple(partition_fields(table.path))
+    keeps = history_copy.keeps_rows(table)
+    partitioned_by = partition_fields(table.path)
+    if other_columns and not keeps:
+        # The table gets exactly the publisher's columns.
+        partitioned_by = [table.schema.field(one.name) for one in partitioned_by if one.name in table.schema.names]
+        partitioned_by = [one for one in partitioned_by if not is_nested(one.type)]
     divided = replace(table, partitioned_by=tuple(field.name for field in partitioned_by))
     read = _reader(held, parts, schema, divided, done)
     frame = session.range(0, len(parts), 1, len(parts)).mapInArrow(read, ddl)
     made = filled_columns(table.path)
     # Spark fills other columns that the frame lacks, but not partition columns.
-    needed = [*table.schema, *partitioned_by]
+    needed = [*table.schema, *(() if other_columns else partitioned_by)]
     extra = {field.name: field for field in needed if field.name not in source.table.columns and field.name not in made}
     if extra:
         same = history_copy.same_values(table, record.last, plan.generation)
@@ -176,7 +181,6 @@ def _copy_by_statement(
     arrow_writer.require_no_copy(table, record)
     # On a table without files an append does the same, without searching for old files.
     mode = "overwrite" if has_files(table.path) or other_columns else "append"
-    keeps = history_copy.keeps_rows(table)
     if keeps:
         mode = "append"
         before = history_copy.before_frame(session, table, record.last, plan.generation)
@@ -188,6 +192,8 @@ def _copy_by_statement(
         txnVersion=str(int(record.last)),
         userMetadata=record.user_metadata,
     )
+    if other_columns and not keeps and partitioned_by:
+        writer = writer.partitionBy(*divided.partitioned_by)  # without it the new schema would have no partitions
     try:
         writer.save(table.path)
     except Exception as error:

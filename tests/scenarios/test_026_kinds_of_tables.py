@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from pubsub.delta import alter, schema_json
 from pubsub.delta import table as delta
@@ -26,7 +26,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.protocol.lsn import Lsn
 from tests.support import stores
-from tests.support.replica import Replica
+from tests.support.replica import Replica, wait_until
 
 COLUMNS = "id INT NOT NULL, day DATE, n INT, s STRING"
 
@@ -263,6 +263,14 @@ def test_an_empty_text_in_a_partition_column_of_a_table_that_spark_copies(replic
     replica.execute("UPDATE t SET s = NULL")
     replica.until_ready()
     assert_same(replica, KINDS["change data feed"])
+    # A copy that brings other columns once left the table without partitions.
+    replica.execute("ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t VALUES (2, NULL, 2, 'x', 6)")
+    wait_until(lambda: "cannot be altered" in replica.error(), "the refusal to alter it")
+    replica.alter("RESYNC TABLE t")
+    replica.until_copied("t", 1)
+    replica.until_ready()
+    assert_same(replica, KINDS["change data feed"], "c")
+    assert DeltaTable(str(path)).metadata().partition_columns == ["s"]
 
 
 @pytest.mark.full
