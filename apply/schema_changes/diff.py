@@ -205,6 +205,8 @@ class _Wanted:
         self._refuse_same_names([*(column.name for column in columns), *stays])
         if self._target.history is not None:
             self._refuse_names_of_history([*renamed.values(), *(column.name for column, _ in added)], renamed)
+        else:
+            self._refuse_names_of_others([*renamed.values(), *(column.name for column, _ in added)])
         count, storage = self._known.count, self._known.storage
         if self._definition is not None and shape_of(self._message) == shape_of_columns(tuple(self._live.values())):
             # The catalog is not newer than the message, so its file numbers hold at the message, too.
@@ -351,6 +353,19 @@ class _Wanted:
                     f'columns "{other}" and "{name}" of table "{self._target.relation}" differ only in case',
                     detail="Delta does not tell such columns apart.",
                     hint="Rename one of them, or publish the table with a column list.",
+                )
+
+    def _refuse_names_of_others(self, new: Sequence[str]) -> None:
+        """Refuse the name of a column that only the Delta table has."""
+        others = {folded_name(name): name for name in {*self._target.schema.names} - {*self._known.names.values()}}
+        for name in new:
+            other = others.get(folded_name(name))
+            if other is not None:
+                raise NotInPrerequisiteState(
+                    f'table "{self._target.relation}" has a new column "{name}", but its Delta table has a column "{other}" '
+                    "of its own",
+                    detail=f'The Delta table lies at "{self._target.path}".',
+                    hint=f"Rename or drop that one.  RESYNC TABLE {self._target.relation} leaves the publisher's columns alone.",
                 )
 
     def _refuse_names_of_history(self, new: Sequence[str], renamed: Mapping[str, str]) -> None:

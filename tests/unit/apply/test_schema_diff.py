@@ -12,7 +12,7 @@ from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, 
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
 from apply.schema_changes.follow import _as_chosen
 from pubsub.delta.table import TargetTable
-from pubsub.errors import InvalidValue
+from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
@@ -91,6 +91,16 @@ def test_values_of_an_added_column_in_partitions() -> None:
             change(replace(root, columns=(ID, T, odd)))
     with pytest.raises(CopyAgain):
         change(replace(root, columns=(ID, T, column(3, "c", INT, missing="7")), storage="1:9"))
+
+
+@pytest.mark.parametrize("name", ["note", "Note"])
+def test_a_column_with_the_name_of_one_that_only_the_delta_table_has(name: str) -> None:
+    """Delta once refused the commit, and nothing said why."""
+    target = replace(TARGET, schema=TARGET.schema.append(pa.field("note", pa.string())))
+    for columns in ((ID, T, column(3, name)), (ID, replace(T, name=name))):
+        with pytest.raises(NotInPrerequisiteState, match=f'has a new column "{name}", .* a column "note" of its own'):
+            change(replace(TABLE, columns=columns, attributes=3), target)
+    assert change(replace(TABLE, columns=(ID, T, column(3, "c")), attributes=3), target) is not None
 
 
 def test_a_value_of_older_rows_that_delta_does_not_have() -> None:
