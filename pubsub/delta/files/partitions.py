@@ -105,7 +105,7 @@ def require_storable(table: TargetTable, rows: pa.Table | pa.RecordBatch) -> Non
 def _is_text(value: bytes) -> bool:
     """Return whether a partition column can have these bytes."""
     try:
-        return bool(value.decode()) and b"\0" not in value
+        return value.decode() not in ("", _NULL_DIRECTORY) and b"\0" not in value
     except UnicodeDecodeError:
         return False
 
