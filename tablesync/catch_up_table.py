@@ -1,21 +1,33 @@
-"""The one table that a sync worker's catch-up writes, for the pipeline."""
+"""The one table that a sync worker's catch-up writes, for the pipeline.
+
+The rows of a relation go where its name says, and the table has been copied by its oid.  While it is copied it may be renamed, and
+another table take its name: what its own relation sends is the table's under any name, and what the other one sends is not, unless
+the table is gone.  As in schema_changes/table_renames.py, the publisher tells which it is, and under schema_changes = refuse a
+renamed table is an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from apply.batch import Batch
 from apply.conflicts import Conflicts, count_conflicts, note_look_ups, record_other_commits
 from apply.handover import Handover
 from apply.promotion import Promotion
 from apply.schema_changes.follow import Columns, Follower, UntilCommitted
+from apply.schema_changes.table_renames import announced_names, renamed_otherwise
 from apply.staging.destination import Destination
 from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Relation
 from tablesync.window import Window
+
+# A name that no table has.
+_NOBODY: Final = ("", "")
 
 
 class CatchUpTable:
@@ -49,16 +61,21 @@ class CatchUpTable:
         self._follower = following
         self._handover = handover
         self._contested = relation.foreign is not None or handover.looks_up(columns.app_id)
+        self._relation = relation
         self._name = (relation.schema, relation.name)
         self._version = version
+        # Relations that have the table's name in the stream: those of other tables, and those of this one, made anew.
+        self._others: set[int] = set()
+        self._made_anew: set[int] = set()
 
     async def adapt_tables(
         self, batch: Batch, until_committed: UntilCommitted | None
     ) -> Mapping[tuple[str, str], Destination]:
         columns = self._columns
-        if self._follower is not None:
-            if columns.relid in batch.relations:
-                batch.rename(columns.relid, *self._name)
+        if self._follower is None:
+            await self._refuse_renamed(batch)
+        else:
+            await self._tell_apart(batch, self._follower)
             for again in await self._follower.follow(batch, [(columns, self._after)], until_committed, self.version):
                 raise again
         return {
@@ -73,6 +90,29 @@ class CatchUpTable:
                 window=self._window,
             )
         }
+
+    async def _tell_apart(self, batch: Batch, follower: Follower) -> None:
+        """Give the table's relation its name in the batch, and no other table's."""
+        relid = self._columns.relid
+        named = {oid for oid, messages in batch.relations.items() if _name_in(messages) == self._name} - {relid}
+        if unknown := named - self._others - self._made_anew:
+            there = relid in await follower.renamed([relid])
+            (self._others if there else self._made_anew).update(unknown)
+        for oid in named & self._others:
+            batch.rename(oid, *_NOBODY)
+        if relid in batch.relations:
+            batch.rename(relid, *self._name)
+
+    async def _refuse_renamed(self, batch: Batch) -> None:
+        """Refuse the batch if the table was renamed, as the apply worker would: its rows would be no table's."""
+        relid = self._columns.relid
+        announced = announced_names(batch).get(relid, self._name)
+        if announced != self._name:
+            relations = await self._catalog.relations(self._subid)
+            if announced not in {(one.schema, one.name) for one in relations}:
+                raise renamed_otherwise(self._relation, *announced)
+        if relid in batch.unnamed:
+            batch.rename(relid, *self._name)
 
     async def before_commit(self) -> None:
         await self._catalog.prove()
@@ -98,3 +138,9 @@ class CatchUpTable:
 
     def committed(self, destination: Destination, lsn: Lsn) -> None:
         self._version = lsn
+
+
+def _name_in(messages: Sequence[tuple[int, Relation]]) -> tuple[str, str]:
+    """Return the name by which a batch's rows of a relation find their table: that of its last message."""
+    last = messages[-1][1]
+    return last.namespace, last.name

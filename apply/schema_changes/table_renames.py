@@ -67,13 +67,18 @@ def refuse_renamed(batch: Batch, tables: Mapping[int, Table], names: Collection[
     for oid, (schema, name) in announced_names(batch).items():
         table = tables.get(oid)
         if table is not None and table.after is not None and (schema, name) not in names:
-            error = NotInPrerequisiteState(
-                f'logical replication target relation "{schema}.{name}" does not exist',
-                detail=f'The publisher has renamed "{table.relation.qualified_name}".',
-                hint="Rename it back; a rename is not followed.",
-            )
-            error.relid = oid
-            raise error
+            raise renamed_otherwise(table.relation, schema, name)
+
+
+def renamed_otherwise(relation: SubscriptionRel, schema: str, name: str) -> NotInPrerequisiteState:
+    """Return the error of a table that has another name at the publisher, which is not followed."""
+    error = NotInPrerequisiteState(
+        f'logical replication target relation "{schema}.{name}" does not exist',
+        detail=f'The publisher has renamed "{relation.qualified_name}".',
+        hint="Rename it back; a rename is not followed.",
+    )
+    error.relid = relation.relid
+    return error
 
 
 def newly_announced(announced: Mapping[int, Name], tables: Mapping[int, Table]) -> dict[int, Name]:

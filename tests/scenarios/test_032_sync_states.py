@@ -131,20 +131,13 @@ def test_a_batch_across_the_hand_over(replica: Replica, fault: Faults) -> None:
     for number in (1, 2, 3):
         write(number)
     wanted = Lsn.parse(replica.query("SELECT pg_current_wal_lsn()::text")[0][0])
-    wait_until(lambda: received_lsn(replica) >= wanted, "apply to receive it")
+    wait_until(lambda: replica.received_lsn() >= wanted, "apply to receive it")
     fault.release("copy committed public.a")
     wait_until(lambda: replica.states()["public.a"] == "s", "the hand-over")
     for number in (4, 5):
         write(number)
     fault.release("commit public.log")
     replica.assert_equal("a", "log")
-
-
-def received_lsn(replica: Replica) -> Lsn:
-    (row,) = replica.node.fetch(
-        f"SELECT received_lsn FROM pg_stat_subscription WHERE subname = '{replica.name}' AND relid IS NULL"
-    )
-    return Lsn.parse(row["received_lsn"] or "0/0")
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pubsub.errors import SerializationFailure
+from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
@@ -55,6 +56,29 @@ def test_altered_between_the_snapshot_and_the_copy(replica: Replica, fault: Faul
     (relation,) = replica.node.relations(replica.name)
     assert (relation.name, relation.error) == (name, None)
     replica.assert_equal(name)
+
+
+def test_a_name_that_another_table_takes_during_the_copy(replica: Replica, fault: Faults) -> None:
+    """The other one's rows came into the copied table, until apply took it over."""
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, t text); INSERT INTO a VALUES (1, 'copied')",
+        "CREATE PUBLICATION p FOR TABLES IN SCHEMA public",
+    )
+    fault.arm("copy finished public.a")
+    replica.subscribe()
+    fault.wait("copy finished public.a")
+    replica.execute(
+        "ALTER TABLE a RENAME TO old; CREATE TABLE a (id int PRIMARY KEY, t text)",
+        "INSERT INTO a VALUES (2, 'of the other')",
+        "INSERT INTO old VALUES (3, 'caught up')",
+    )
+    ((written,),) = replica.query("SELECT pg_current_wal_lsn()::text")
+    wait_until(lambda: replica.received_lsn() >= Lsn.parse(written), "apply to leave them to the sync worker")
+    fault.release("copy finished public.a")
+    replica.until_ready()
+    replica.execute("INSERT INTO old VALUES (4, 'applied')")
+    replica.caught_up()
+    assert {row["id"]: row["t"] for row in replica.rows("old")} == {1: "copied", 3: "caught up", 4: "applied"}
 
 
 class Reader:

@@ -18,6 +18,7 @@ from catalog.records import SubscriptionRel
 from pubsub.delta.spark import spark_session
 from pubsub.errors import PubsubError
 from pubsub.node.node import CatchupTimeoutError, Node
+from pubsub.protocol.lsn import Lsn
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qualified
 from pubsub.testing.compare import compare_tables
@@ -212,6 +213,13 @@ class Replica:
             r for r in self.node.relations(self.name) if (r.schema, r.name) == (wanted.schema or "public", wanted.name)
         ]
         return found
+
+    def received_lsn(self) -> Lsn:
+        """Return up to where the apply worker has received the stream."""
+        (row,) = self.node.fetch(
+            f"SELECT received_lsn FROM pg_stat_subscription WHERE subname = '{self.name}' AND relid IS NULL"
+        )
+        return Lsn.parse(row["received_lsn"] or "0/0")
 
     def states(self) -> dict[str, str]:
         return {r.qualified_name: r.state.value for r in self.node.relations(self.name)}
