@@ -19,10 +19,11 @@ from apply.pipeline.interfaces import Course
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.schema_changes import attributes
+from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import load
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
 from apply.worker_statistics import Figures
-from catalog.records import Subscription, SubscriptionRel
+from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
@@ -76,7 +77,7 @@ class CatchUp:
     async def run(self) -> bool:
         """Follow the slot from the copy to where apply takes over.  False if told to end before that.
 
-        Raises CopyAgain, in an exception group, if the table must be copied again.
+        Raises CopyAgain, alone or in an exception group, if the table must be copied again.
         """
         subscription = self._subscription
         at = await self._made_whole()
@@ -108,14 +109,24 @@ class CatchUp:
         plan = await self._catalog.copy_plan(self._subscription.oid, relation.relid)
         if plan is None or plan.generation != relation.copy_generation or plan.until <= at:
             return at
-        return await self._pass_window(relation, app_id, at, plan.until)
+        return await self._pass_window(relation, app_id, at, plan)
 
-    async def _pass_window(self, relation: SubscriptionRel, app_id: str, at: Lsn, until: Lsn) -> Lsn | None:
-        """Follow the slot until the table is whole (window); return its LSN, or None if told to end before that."""
+    async def _pass_window(self, relation: SubscriptionRel, app_id: str, at: Lsn, plan: CopyPlan) -> Lsn | None:
+        """Follow the slot until the table is whole (window); return its LSN, or None if told to end before that.
+
+        Raises CopyAgain if the stream lacks a change that the table needs.
+        """
+        until = plan.until
         async with await self._table.connect(replication=False) as connection:
             await connection.execute(snapshots.BEGIN)
             table = await self._table.describe(connection, "", INVALID_LSN)
             await connection.execute("COMMIT")
+        missing = table.conditions.missing(plan)
+        # Of a transaction that is skipped here some chunks would have the rows, and others not.
+        if missing is None and at <= self._subscription.skip_lsn < until:
+            missing = "a transaction is to be skipped that some of its chunks have"
+        if missing is not None:
+            raise CopyAgain(relation.relid, relation.qualified_name, missing)
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
         known = attributes.stored(relation.definition)
         # By another text of the option mask rows would be masked otherwise than the others.
@@ -173,7 +184,7 @@ class CatchUp:
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
             pipeline = self._pipeline = Pipeline(
                 stream,
-                Course(at, stop_at=catchup, skip=self._subscription.skip_lsn),
+                Course(at, stop_at=catchup, skip=self._subscription.skip_lsn if window is None else INVALID_LSN),
                 tables,
                 self._engine.lane(),
                 self._writers,

@@ -14,8 +14,9 @@ row under a key that a change touches goes, then the change's row comes.  At W t
     that the stream comes to later.  The last change to touch the key in (S, W] removes all of it, and leaves the row that stands
     there at W, or none.
 
-Every change of the table must be in the stream, and only then is a copy resumed: all its publications publish inserts, updates and
-deletes, whatever their origin.  And each snapshot must see what the slot's saw (publisher.snapshots.lacks).
+Every change of the table must be in the stream, and only then is a copy resumed, and its window passed: all its publications publish
+inserts, updates and deletes, whatever their origin, and none is skipped (may_resume).  If that changes before W, the table is copied
+again.  And each snapshot must see what the slot's saw (publisher.snapshots.lacks).
 
 The table's rows are read for one thing only: the unchanged TOAST values that an UPDATE leaves out.  Let an UPDATE at p leave out the
 value v of its row r, and r stand under k.  If r stays under k up to W, each row that a chunk has under k and that outlives the changes

@@ -142,12 +142,12 @@ class SyncWorker:
         try:
             if await self._catch_up.run():
                 await self._drop_slot()
-        except BaseExceptionGroup as errors:
-            again = errors.subgroup(CopyAgain)
+        except (CopyAgain, BaseExceptionGroup) as error:
+            again = _copy_again(error)
             if again is None:
                 raise
             await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.INIT)
-            logger.info("table is copied again", relation=relation.qualified_name, reason=_reason(again))
+            logger.info("table is copied again", relation=relation.qualified_name, reason=again.reason)
 
     def drain(self) -> None:
         """End the catch-up soon; the next worker does the rest."""
@@ -429,8 +429,8 @@ def _same_shape(one: TableDefinition, other: TableDefinition) -> bool:
     return first == second
 
 
-def _reason(errors: BaseExceptionGroup[CopyAgain]) -> str:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error.reason if isinstance(error, CopyAgain) else str(error)
+def _copy_again(error: BaseException) -> CopyAgain | None:
+    """Return the CopyAgain that this is, or that is in this group."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, CopyAgain) else None
+    return next((again for one in error.exceptions if (again := _copy_again(one)) is not None), None)

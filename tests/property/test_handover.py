@@ -128,7 +128,9 @@ async def history(seed: int, events: list[Any]) -> World:
             choice=None,
             target=world.delta.targets[TABLES[oid].name],
             source=Source(oid, Lsn(int(snapshot or 0)), chance.random.choice([0, choose_copier.LEAST_JOB_BYTES])),
-            conditions=SimpleNamespace(fingerprint="f", obstacle=lambda _, kept: None if kept else "nothing is kept"),
+            conditions=SimpleNamespace(
+                fingerprint="f", obstacle=lambda _, kept: None if kept else "nothing is kept", missing=lambda _: None
+            ),
         )
 
     async def nothing(*_: Any, **_more: Any) -> None:

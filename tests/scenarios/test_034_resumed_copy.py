@@ -126,6 +126,44 @@ def test_what_changes_between_two_snapshots_makes_it_start_over(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("alter", ["SET (origin = none)", "SKIP (lsn = '{}')", "SET PUBLICATION q WITH (refresh = false)"])
+def test_what_leaves_changes_out_before_it_is_whole_makes_it_start_over(
+    replica: Replica, interruptions: Interruptions, fault: Faults, alter: str
+) -> None:
+    """The chunks of before the change lacked it for ever, those of after it had it."""
+    replica.execute(
+        *TABLE.split(";")[:-1],
+        "CREATE TABLE b (at timestamptz)",
+        "ALTER PUBLICATION p ADD TABLE b",
+        "CREATE PUBLICATION q FOR TABLE a WITH (publish = 'insert')",
+        "SELECT pg_replication_origin_create('elsewhere')",
+    )
+    finish = ""
+
+    def change() -> None:
+        nonlocal finish
+        with psycopg.connect(replica.conninfo) as session:
+            session.execute("SELECT pg_replication_origin_session_setup('elsewhere')")
+            session.execute("UPDATE a SET n = n + 1")
+            if "SKIP" in alter:
+                session.execute("INSERT INTO b VALUES ('infinity')")  # which Delta cannot hold
+            ((finish,),) = session.execute("SELECT pg_current_wal_insert_lsn()::text")
+
+    try:
+        interruptions.after(5, change)
+        fault.arm("window public.a")
+        replica.subscribe()
+        fault.wait("window public.a")
+        replica.alter(alter.format(finish))
+        fault.release("window public.a")
+        replica.until_copied("a", 1)
+        replica.assert_equal("a")
+        assert replica.slots() == [replica.name]
+    finally:
+        replica.execute("SELECT pg_replication_origin_drop('elsewhere')")
+
+
+@pytest.mark.full
 def test_the_end_of_the_wal_is_on_the_publisher_s_disk(
     replica: Replica, interruptions: Interruptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
