@@ -5,7 +5,7 @@
     order      that of copy_first; the rest as in the catalog, by the tables' oids; a table that pauses lets the next one go first
     first      tables in state c, whatever the limit: the apply worker's commits wait for them, so copies of others must not
                stand before them
-    window     no copy begins outside copies.window; one that has begun goes on, because its slot retains WAL
+    window     no copy begins outside copies.window, nor anew; one that has begun goes on, because its slot retains WAL
     again      wal_retrieve_retry_interval after the table's failure, as in PostgreSQL
 
 (tablesync.c: process_syncing_tables_for_apply.)  A sync worker that was chosen here still asks for one of the slots
@@ -52,6 +52,10 @@ class CopiesAtOnce:
         self._copy_first = copy_first
         self._closed = False
         self._failed_at: dict[int, float] = {}
+
+    def may_begin(self, today: datetime) -> bool:
+        """Return whether copies begin at this time of the day."""
+        return not self._window.wait(today)
 
     @property
     def failing(self) -> bool:
@@ -129,8 +133,8 @@ class CopiesAtOnce:
 
 
 def _has_begun(relation: SubscriptionRel) -> bool:
-    """Return whether the table is past the beginning of its copy, or has stopped and only gives its slot up."""
-    return relation.state is not RelState.INIT or relation.stopped
+    """Return whether the table is past the beginning of its copy, or has a slot of an earlier one to give up."""
+    return relation.state is not RelState.INIT or relation.sync_slot is not None
 
 
 def needs_sync_worker(relation: SubscriptionRel) -> bool:

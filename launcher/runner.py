@@ -281,6 +281,7 @@ class Runner:
             writers=self._node.writers,
             handover=self.handover,
             settings=self._node.settings,
+            may_begin=lambda: self._copies.may_begin(datetime.now().astimezone()),
         )
         self._asking.add(relid)
         try:

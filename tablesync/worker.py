@@ -9,14 +9,15 @@
 
 After a crash in `f` the next worker continues from there; in `d` it keeps the finished chunks and copies the others
 under a new snapshot.  If that is not possible, or the slot is gone, it starts over with a new slot, snapshot and
-generation, and logs why.
+generation, and logs why.  Outside the window of copies it does not: the table goes back to i, without a slot and without
+what apply was promised, and waits until the window opens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -71,7 +72,9 @@ class SyncWorker:
         writers: TableWriters,
         handover: Handover,
         settings: Settings,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_begin`: whether a copy may begin now."""
         self.figures = Figures()
         self.snapshot_lsn: Lsn | None = None
         """The LSN of the copy's snapshot, once known."""
@@ -82,6 +85,7 @@ class SyncWorker:
         self._writers = writers
         self._handover = handover
         self._settings = settings
+        self._may_begin = may_begin
         self._slot = sync_slot_name(subscription.oid, relation.relid, node_id)
         longest, max_rate = settings.max_message_size, settings.copies.max_rate
         self._table = PublisherTable(subscription, relation, self._slot, self.figures, longest, max_rate)
@@ -134,11 +138,10 @@ class SyncWorker:
         if there is None:
             return
         if relation.state is RelState.INIT or not there:
-            await self._try_executors()
-            await self._copy()
-        elif relation.state is RelState.DATASYNC:
-            await self._try_executors()
-            await self._resume_copy()
+            if not await self._begin("its replication slot is gone"):
+                return
+        elif relation.state is RelState.DATASYNC and not await self._resume_copy():
+            return
         try:
             if await self._catch_up.run():
                 await self._drop_slot()
@@ -146,8 +149,7 @@ class SyncWorker:
             again = _copy_again(error)
             if again is None:
                 raise
-            await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.INIT)
-            logger.info("table is copied again", relation=relation.qualified_name, reason=again.reason)
+            await self._hand_back(again.reason)
 
     def drain(self) -> None:
         """End the catch-up soon; the next worker does the rest."""
@@ -248,6 +250,33 @@ class SyncWorker:
         conninfo = self._subscription.conninfo
         return conninfo if self._settings.spark.is_private else without_secrets(conninfo)
 
+    async def _begin(self, reason: str) -> bool:
+        """Copy from the beginning, and return True; outside the window of copies hand the table back, and return False.
+
+        `reason`: why it is copied again, if an earlier copy has begun.
+        """
+        if not self._may_begin():
+            await self._hand_back(reason)
+            return False
+        await self._try_executors()
+        await self._copy()
+        return True
+
+    async def _hand_back(self, reason: str) -> None:
+        """Have the table copied again when its turn comes, which may be hours later: until then it has no slot.
+
+        What was promised to apply would keep the commits of all tables waiting.
+        """
+        relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
+        if relation is None:
+            return
+        if relation.state is not RelState.INIT:
+            await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.INIT)
+            logger.info("table is copied again", relation=relation.qualified_name, reason=reason)
+        self._handover.new_copy(relation.relid)
+        await faults.reached(f"handed back {relation.qualified_name}")
+        await self._drop_slot()
+
     async def _copy(self) -> None:
         """Copy from the beginning: create a new slot, and copy all chunks under its snapshot."""
         subscription, relation = self._subscription, self.relation
@@ -307,13 +336,13 @@ class SyncWorker:
             logger.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
             await self._copy_rows(plan, table.source, table.target, rows)
 
-    async def _resume_copy(self) -> None:
-        """Resume an earlier worker's copy with its finished chunks; start over if that is not possible."""
+    async def _resume_copy(self) -> bool:
+        """Resume an earlier worker's copy with its finished chunks, or start over (`_begin`); return whether it is committed."""
         subscription, relation = self._subscription, self.relation
         plan = await self._catalog.copy_plan(subscription.oid, relation.relid)
         if plan is None or plan.generation != relation.copy_generation:
-            await self._copy()
-            return
+            return await self._begin("its copy had not begun to read")
+        await self._try_executors()
         held = await asyncio.to_thread(delta.committed_lsn, relation.path, self._app_id(plan.generation))
         if held is not None:
             if held != plan.start:
@@ -323,7 +352,7 @@ class SyncWorker:
                     hint="End the other process; ALTER SUBSCRIPTION … RESYNC TABLE then copies the table anew.",
                 )
             await self._copied(plan)
-            return
+            return True
         async with await self._table.connect(replication=False) as holder:
             await holder.execute(snapshots.BEGIN)
             snapshot = await snapshots.export(holder)
@@ -353,9 +382,9 @@ class SyncWorker:
                 )
                 await faults.reached(f"copy goes on {relation.qualified_name}")
                 await self._copy_rows(plan, table.source, table.target, table.definition.estimated_rows)
-                return
+                return True
         logger.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
-        await self._copy()
+        return await self._begin(obstacle)
 
     async def _copy_rows(
         self, plan: CopyPlan, source: chunk_reader.CopySource, target: TargetTable, rows: int | None

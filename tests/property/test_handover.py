@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from launcher.worker_slots import WorkerSlots
 from pubsub import faults
 from pubsub.delta.table import application_id
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.setting_tables import DailyWindow
 from pubsub.settings import Settings
 from tablesync import choose_copier, chunk_reader, copyjob
 from tests.support.handover_world import (
@@ -175,6 +177,10 @@ async def history(seed: int, events: list[Any]) -> World:
     async def reached(name: str) -> None:
         await chance.step()
 
+    def opens(window: DailyWindow, now: datetime) -> float:
+        """The window of copies closes now and then, also while workers run; in the end it is open."""
+        return 2.0 if chance.trouble and chance.random.random() < 0.3 else 0.0
+
     Connection.world = world
     with pytest.MonkeyPatch.context() as patch, world.delta.installed():
         for module in (apply.worker, tablesync.publisher_table):
@@ -202,6 +208,7 @@ async def history(seed: int, events: list[Any]) -> World:
         patch.setattr(tablesync.worker, "claim_target", nothing)
         patch.setattr(tablesync.worker, "follow_progress", no_progress)
         patch.setattr(faults, "reached", reached)
+        patch.setattr(DailyWindow, "wait", opens)
         process = Process(world)
         try:
             for _ in range(chance.random.choice([20, 60])):

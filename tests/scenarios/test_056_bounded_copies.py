@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from apply.schema_changes.diff import CopyAgain
 from pubsub.delta.spark.spark_session import Spark
+from pubsub.setting_tables import DailyWindow
 from pubsub.testing.fixtures import Database
-from tests.support.replica import Replica, RunningNode, wait_until
+from tablesync.catch_up import CatchUp
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 
 def test_copies_wait_for_their_window(tmp_path: Path, spark: Spark, database: Database) -> None:
@@ -44,6 +47,42 @@ def test_copies_wait_for_their_window(tmp_path: Path, spark: Spark, database: Da
             replica.assert_equal("t")
         finally:
             replica.drop()
+
+
+@pytest.mark.full
+def test_a_table_that_is_copied_again_outside_the_window(
+    replica: Replica, fault: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps no slot until the window opens, and no other table's commits wait for it, though apply was promised it."""
+    closed = False
+    monkeypatch.setattr(DailyWindow, "wait", lambda *_: 0.5 if closed else 0.0)
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t, u"
+    )
+    fault.arm("copy finished public.t")
+    replica.subscribe()
+    fault.wait("copy finished public.t")
+    replica.execute("INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)")
+    wait_until(lambda: len(replica.rows("u")) == 1, "apply to be past the copy")
+
+    async def follow(*_: object) -> bool:
+        raise CopyAgain(1, "public.t", "a test wants it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CatchUp, "_follow", follow)
+        fault.arm("catchup public.t")
+        fault.release("copy finished public.t")
+        fault.wait("catchup public.t")
+        closed = True
+        replica.execute("INSERT INTO t VALUES (2); INSERT INTO u VALUES (2)")
+        fault.release("catchup public.t")
+        wait_until(lambda: replica.slots() == [replica.name], "the table's slot to be given up")
+    assert replica.states()["public.t"] == "i"
+    wait_until(lambda: len(replica.rows("u")) == 2, "the other table's commit")
+    assert replica.relation("t").copy_generation == 1
+    closed = False
+    replica.assert_equal("t", "u")
+    assert replica.relation("t").copy_generation == 2
 
 
 @pytest.mark.full

@@ -331,9 +331,10 @@ class Catalog:
         await self._set(relid, state=RelState.DATASYNC, lsn=None, copy_generation=generation, sync_slot=sync_slot)
         return generation
 
-    async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn) -> None:
+    async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
         before = self.world.relations[relid].state
-        self.world.require(may_store(before, state) and lsn is not None, f"{before} goes to {state} at {lsn}")
+        known = lsn is not None or state is RelState.INIT
+        self.world.require(may_store(before, state) and known, f"{before} goes to {state} at {lsn}")
         await self._set(relid, state=state, lsn=lsn)
 
     async def set_relation_definition(self, subid: int, relid: int, definition: str, rows: int) -> None:

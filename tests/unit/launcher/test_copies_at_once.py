@@ -133,14 +133,16 @@ def test_copies_begin_within_their_window_and_go_on_behind_it() -> None:
         table(4, state=RelState.READY, sync_slot="s"),
         table(5, stopped=True, sync_slot="s"),
         table(6),
+        # Copied again: its slot must not retain WAL until then.
+        table(7, sync_slot="s"),
     ]
     at = datetime(2026, 5, 4, 21, 59, 30, tzinfo=UTC)
     chosen = copies.choose(tables, [], applies=True, now=0.0, today=at)
-    assert (begun(chosen), chosen.without, list(chosen.pauses)) == ([2, 3, 4, 5], {1, 6}, [30.0, 30.0])
+    assert (begun(chosen), chosen.without, list(chosen.pauses)) == ([2, 3, 4, 5, 7], {1, 6}, [30.0, 30.0])
     assert copies.turn([]) == Warned(
         "waits for the window of copies", 'Copies begin within "copies.window", 22:00-04:00.'
     )
-    chosen = copies.choose(tables, [2, 3, 4, 5], applies=True, now=30.0, today=at.replace(hour=22, minute=0, second=0))
+    chosen = copies.choose(tables, [2, 3, 4, 5, 7], applies=True, now=30.0, today=at.replace(hour=22, minute=0, second=0))
     assert (begun(chosen), chosen.without) == ([1, 6], frozenset())
     assert copies.turn([]).message == "waits for one of 9 sync workers"
 
