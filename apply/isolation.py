@@ -28,8 +28,8 @@ from pubsub.sql.identifiers import quote_identifier, quote_qualified
 # Connections, resources, an administrator, the system, other writers, how the daemon was started, internal errors: another
 # attempt may succeed.
 _PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "F0", "XX"})
-# A publisher that was restarted knows no snapshot from before (snapmgr.c: ImportSnapshot).
-_NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")
+#: How the error begins: a publisher that was restarted knows no snapshot from before (snapmgr.c: ImportSnapshot).
+NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")
 
 StopAlone = Callable[[int, PubsubError, Lsn], Awaitable[None]]
 """Stop the table with this relid alone, at this LSN; raises the error if the subscription does not isolate failures."""
@@ -51,7 +51,7 @@ def will_last(error: PubsubError) -> bool:
     if error.sqlstate == DataCorrupted.default_sqlstate:
         return True
     passing = error.sqlstate[:2] in _PASSING or error.sqlstate == ObjectInUse.default_sqlstate
-    return not passing and not error.message.startswith(_NO_SNAPSHOT)
+    return not passing and not error.message.startswith(NO_SNAPSHOT)
 
 
 def is_own(error: PubsubError) -> bool:

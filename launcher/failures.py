@@ -12,12 +12,15 @@ from typing import Final
 
 import psycopg
 
+from apply.isolation import NO_SNAPSHOT
 from pubsub import errors
 from pubsub.errors import PubsubError
 from pubsub.publisher.conninfo import split_report
 from pubsub.texts import first_line
 
 _LONGEST: Final = 4000  # characters of one of an error's texts
+# A connection that is not made or breaks; a shutdown, a crash, and a server that takes no connections yet (errcodes.txt).
+_AWAY: Final = frozenset({"08000", "08001", "08003", "08004", "08006", "57P01", "57P02", "57P03"})
 _OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
 
 
@@ -32,6 +35,12 @@ def foreseen(error: BaseException) -> bool:
     """Return whether the error's text is enough; other errors are logged with their traceback."""
     cause = cause_of(error)
     return isinstance(cause, PubsubError | psycopg.Error) or _of_a_task(cause) is not None
+
+
+def is_absence(error: PubsubError) -> bool:
+    """Return whether the publisher was away, or has ended the connection: as it does when it, or the network, is restarted."""
+    # A snapshot that was exported is gone with its session.
+    return error.sqlstate in _AWAY or error.message.startswith(NO_SNAPSHOT)
 
 
 def typed(error: BaseException) -> PubsubError:
@@ -80,4 +89,5 @@ def _sqlstate(package: str, name: str) -> str:
     """Return the SQLSTATE of the error class `name` of `package`, which ended one of Spark's Python tasks."""
     known = getattr(errors if package == "pubsub" else psycopg.errors, name, None)
     code = getattr(known, "default_sqlstate" if package == "pubsub" else "sqlstate", None)
-    return code or "XX000"
+    # Without a code of the server's the connection broke.
+    return code or ("08006" if known is psycopg.OperationalError else "XX000")

@@ -31,13 +31,13 @@ from apply.worker_statistics import Figures
 from catalog.records import OF_SEQUENCES, Subscription, SubscriptionRel, TableRows, Warned
 from catalog.store import Catalog
 from launcher.copies_at_once import CopiesAtOnce
-from launcher.failures import cause_of, foreseen, traced, typed
+from launcher.failures import cause_of, foreseen, is_absence, traced, typed
 from launcher.new_tables import NewTables
 from launcher.slot_losses import SlotLosses
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
-from pubsub.errors import Overtaken, StartAgain, UndefinedObject
+from pubsub.errors import Overtaken, PubsubError, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
@@ -222,14 +222,16 @@ class Runner:
                         continue
                     else:
                         # A failure before the stream begins, or the publisher's shutdown, is no apply error and does
-                        # not disable the subscription (worker.c: run_apply_worker, start_apply).
-                        applying = worker.streaming and not isinstance(cause, StreamEnded)
+                        # not disable the subscription (worker.c: run_apply_worker, start_apply).  That of a table is
+                        # one whenever it is found: PostgreSQL finds it in the stream.
+                        known = typed(error)
+                        applying = not isinstance(cause, StreamEnded) and (worker.streaming or known.relid is not None)
                         # What it did before must not be taken for a success since: that would clear the error.
                         self.apply = None
                         await self._report(error, None, count=applying)
                         if isinstance(cause, SlotLost):
                             self._node.slot_losses.lost(self.subscription, cause)
-                        if applying and self.subscription.options.disable_on_error:
+                        if applying and self._disables(known):
                             await self._disable()
                             return
                 finally:
@@ -303,7 +305,7 @@ class Runner:
                 return
             self._copies.failed(relid, time.monotonic())
             await self._report(error, relation)
-            if self.subscription.options.disable_on_error:
+            if self._disables(typed(error)):
                 await self._disable()
         finally:
             self._asking.discard(relid)
@@ -352,7 +354,7 @@ class Runner:
             _go_on_unless_cancelled()
             self._sequences_failed = True
             await self._report(error, None, of="sync_seq")
-            if self.subscription.options.disable_on_error:
+            if self._disables(typed(error)):
                 await self._disable()
             return False
         finally:
@@ -436,6 +438,14 @@ class Runner:
         relid = relation.relid if relation is not None else known.relid
         if relid is not None:
             await catalog.set_relation_error(subscription.oid, relid, known.message, known.hint)
+
+    def _disables(self, error: PubsubError) -> bool:
+        """Return whether the error of a worker that works disables the subscription.
+
+        Not while the workers end, which may fail what they do.  Nor if the publisher is away: there the apply worker of PostgreSQL
+        fails before it begins to apply, and launches no sync worker.
+        """
+        return self.subscription.options.disable_on_error and not self._ending.is_set() and not is_absence(error)
 
     async def _disable(self) -> None:
         with suppress(UndefinedObject):  # it was dropped meanwhile

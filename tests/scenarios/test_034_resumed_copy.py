@@ -126,7 +126,9 @@ def test_what_changes_between_two_snapshots_makes_it_start_over(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("alter", ["SET (origin = none)", "SKIP (lsn = '{}')", "SET PUBLICATION q WITH (refresh = false)"])
+@pytest.mark.parametrize(
+    "alter", ["SET (origin = none)", "SKIP (lsn = '{}')", "SET PUBLICATION q WITH (refresh = false)"]
+)
 def test_what_leaves_changes_out_before_it_is_whole_makes_it_start_over(
     replica: Replica, interruptions: Interruptions, fault: Faults, alter: str
 ) -> None:

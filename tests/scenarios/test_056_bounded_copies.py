@@ -57,7 +57,8 @@ def test_a_table_that_is_copied_again_outside_the_window(
     closed = False
     monkeypatch.setattr(DailyWindow, "wait", lambda *_: 0.5 if closed else 0.0)
     replica.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t, u"
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE t, u",
     )
     fault.arm("copy finished public.t")
     replica.subscribe()

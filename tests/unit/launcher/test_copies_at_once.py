@@ -142,7 +142,9 @@ def test_copies_begin_within_their_window_and_go_on_behind_it() -> None:
     assert copies.turn([]) == Warned(
         "waits for the window of copies", 'Copies begin within "copies.window", 22:00-04:00.'
     )
-    chosen = copies.choose(tables, [2, 3, 4, 5, 7], applies=True, now=30.0, today=at.replace(hour=22, minute=0, second=0))
+    chosen = copies.choose(
+        tables, [2, 3, 4, 5, 7], applies=True, now=30.0, today=at.replace(hour=22, minute=0, second=0)
+    )
     assert (begun(chosen), chosen.without) == ([1, 6], frozenset())
     assert copies.turn([]).message == "waits for one of 9 sync workers"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from apply.isolation import will_last
-from launcher.failures import cause_of, foreseen, typed
-from pubsub.errors import ConnectionFailure, DataCorrupted, InvalidValue, PubsubError
+from launcher.failures import cause_of, foreseen, is_absence, typed
+from pubsub.errors import ConnectionFailure, DataCorrupted, InvalidValue, ProtocolViolation, PubsubError
 from pubsub.masks import WrongMaskKey
 
 
@@ -49,6 +49,11 @@ def test_what_a_publisher_says_at_length_is_cut() -> None:
             "42501",
         ),
         (
+            "Traceback\npsycopg.OperationalError: consuming input failed: server closed the connection unexpectedly\n",
+            "consuming input failed: server closed the connection unexpectedly",
+            "08006",
+        ),
+        (
             (
                 "Traceback\npubsub.protocol.refused_values.InvalidText: first\n\nThe above exception …\n"
                 'pubsub.errors.InvalidValue: column "a" of table "public.t": no\n'
@@ -83,3 +88,19 @@ def test_spark_errors_keep_their_message(text: str, message: str, sqlstate: str)
 )
 def test_whether_a_table_is_to_stop(error: PubsubError, lasts: bool) -> None:
     assert will_last(error) is lasts
+
+
+@pytest.mark.parametrize(
+    ("error", "absent"),
+    [
+        (ConnectionFailure("could not connect"), True),
+        (PubsubError("terminating connection due to administrator command", sqlstate="57P01"), True),
+        (PubsubError("the database system is starting up", sqlstate="57P03"), True),
+        (PubsubError('snapshot "00000003-1" does not exist', sqlstate="42704"), True),
+        (ProtocolViolation("an LSN goes back"), False),
+        (PubsubError("canceling statement due to user request", sqlstate="57014"), False),
+        (InvalidValue("no"), False),
+    ],
+)
+def test_whether_the_publisher_is_away(error: PubsubError, absent: bool) -> None:
+    assert is_absence(error) is absent

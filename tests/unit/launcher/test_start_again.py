@@ -13,7 +13,16 @@ from apply.handover import Handover
 from apply.worker_statistics import Figures
 from launcher.runner import Runner
 from launcher.worker_slots import WorkerSlots
-from pubsub.errors import Overtaken, StartAgain
+from pubsub.errors import (
+    ConnectionFailure,
+    NotInPrerequisiteState,
+    Overtaken,
+    PublisherError,
+    PubsubError,
+    StartAgain,
+    UndefinedTable,
+)
+from pubsub.publisher.replication import StreamEnded
 from pubsub.setting_tables import CopiesSettings
 from tests.support.virtual_time import run
 
@@ -21,7 +30,7 @@ PAUSE = 5.0
 
 
 class Catalog:
-    """As much of it as a runner without tables uses: an error that is stored, or a worker that is disabled, fails the test."""
+    """As much of it as a runner without tables uses; `disabled`: the subscription was."""
 
     async def relations(self, _: int) -> list[Any]:
         return []
@@ -34,6 +43,18 @@ class Catalog:
 
     async def put_statistics(self, **_: Any) -> None:
         return
+
+    async def set_subscription_error(self, *_: Any, **__: Any) -> None:
+        return
+
+    async def set_relation_error(self, *_: Any) -> None:
+        return
+
+    async def set_enabled(self, _: int, enabled: bool) -> None:
+        assert not enabled
+        self.disabled = True
+
+    disabled = False
 
 
 def runner_of(*, disable_on_error: bool) -> Runner:
@@ -120,3 +141,60 @@ def test_a_worker_that_starts_again(error: Exception, pause: float) -> None:
         patch.setattr(launcher.runner, "ApplyWorker", Worker)
         run(go(), launcher.runner)
     assert [round(at - begun[0], 3) for at in begun] == [0.0, pause, 2 * pause]
+
+
+def of_table(error: PubsubError) -> PubsubError:
+    error.relid = 1
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "streaming", "ending", "disables"),
+    [
+        (NotInPrerequisiteState("no"), True, False, True),
+        (NotInPrerequisiteState("no slot name"), False, False, False),
+        # Of a table that cannot be taken over when a worker begins.
+        (of_table(UndefinedTable("the Delta table is gone")), False, False, True),
+        (StreamEnded("data stream from publisher has ended"), True, False, False),
+        (ConnectionFailure("server closed the connection unexpectedly"), True, False, False),
+        (PublisherError("terminating connection due to administrator command", sqlstate="57P01"), True, False, False),
+        # As of a batch that waits for a sync worker when the daemon ends.
+        (NotInPrerequisiteState("told to end before the sync worker was done"), True, True, False),
+    ],
+)
+def test_which_errors_disable_a_subscription(
+    monkeypatch: pytest.MonkeyPatch, error: PubsubError, streaming: bool, ending: bool, disables: bool
+) -> None:
+    """A restart, of the publisher or of the daemon, disables none."""
+    begun = 0
+
+    class Worker:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.figures = Figures()
+            self.streaming = streaming
+
+        async def run(self) -> None:
+            nonlocal begun
+            begun += 1
+            if ending or begun > 2:
+                runner.drain()
+            if begun < 3:
+                raise error
+
+        def drain(self) -> None:
+            return
+
+    async def go() -> None:
+        nonlocal runner
+        runner = runner_of(disable_on_error=True)
+        await runner.run()
+
+    async def explained(*_: Any) -> None:
+        return
+
+    runner: Any = None
+    monkeypatch.setattr(launcher.runner, "ApplyWorker", Worker)
+    monkeypatch.setattr(launcher.runner, "explain", explained)
+    monkeypatch.setattr(launcher.runner, "count_conflict_of", explained)
+    run(go(), launcher.runner)
+    assert (runner._node.catalog.disabled, begun) == (disables, 1 if disables or ending else 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def follower(now: dict[int, tuple[str, str]]) -> Meanwhile:
     return found
 
 
-async def rows_of(path: Path, following: Meanwhile | None, *batches: dict[int, str]) -> list[set[int]]:
+async def rows_of(path: Path, following: Meanwhile | None, *batches: Mapping[Any, str]) -> list[set[int]]:
     """Return for each batch the oids of the relations whose rows table a gets; `batches` have relations' names by oid."""
     found = []
     async with opened(path) as bench:
