@@ -169,7 +169,8 @@ class SyncWorker:
         async with await self._table.connect(replication=False) as connection:
             seen = await self._look(connection)
             while True:
-                since = await slots.visible_wal_lsn(connection)
+                # On the server's disk: after a crash, WAL up to there could be another one, with another ALTER.
+                since = await snapshots.flushed_end_of_wal(connection)
                 before, seen = seen, await self._look(connection)
                 if _same_shape(before.definition, seen.definition):
                     # It includes all alterations up to `since`, and none that came later.

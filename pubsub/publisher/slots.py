@@ -131,12 +131,6 @@ async def prepared_transactions(connection: Connection) -> set[tuple[int, str]]:
     return {(number_or_none(xid) or 0, text(gid)) for xid, gid in rows}
 
 
-async def visible_wal_lsn(connection: Connection) -> Lsn:
-    """Return an LSN at or past the end of every transaction that is visible now, also those with synchronous_commit off."""
-    (row,) = await connection.query(f"SELECT {_END_OF_WAL.replace('pg_current_wal_lsn', 'pg_current_wal_insert_lsn')}")
-    return Lsn.parse(text(row[0]))
-
-
 async def current_wal_lsn(connection: Connection) -> Lsn:
     """Return the end of the WAL written so far, exclusive; on a standby, of the WAL replayed."""
     (row,) = await connection.query(f"SELECT {_END_OF_WAL}")

@@ -160,9 +160,16 @@ async def flushed_end_of_wal(connection: Connection) -> Lsn:
     return end
 
 
-END_OF_WAL: Final = (
-    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
-)
+# Where the last record ends.  The next one is inserted behind the header of its page, 24 bytes of each and 40 of a segment's first
+# (xlog_internal.h: SizeOfXLogShortPHD, SizeOfXLogLongPHD): as long as nobody writes, as after a switch of the WAL (archive_timeout)
+# of a quiet server, the server neither flushes nor sends anything up to there.
+END_OF_WAL: Final = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE (
+    SELECT next - CASE WHEN mod(next - '0/0'::pg_lsn, pg_size_bytes(current_setting('wal_segment_size'))) = 40 THEN 40
+                       WHEN mod(next - '0/0'::pg_lsn, current_setting('wal_block_size')::int) = 24 THEN 24
+                       ELSE 0 END::numeric
+      FROM (SELECT pg_current_wal_insert_lsn() AS next) inserted) END
+"""
 WAIT: Final = "SELECT pg_sleep(0.05)"
 
 

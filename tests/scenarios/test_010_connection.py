@@ -14,7 +14,8 @@ import pytest
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PublisherError, PubsubError, UndefinedTable
 from pubsub.protocol.commands import pgoutput_options
 from pubsub.protocol.copyboth import XLOG_HEADER, read_server_message
-from pubsub.publisher import definitions, publication, replication, slots
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import definitions, publication, replication, slots, snapshots
 from pubsub.publisher.check import check
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import ReplicationStream
@@ -508,6 +509,22 @@ async def test_server_info(any_database: Database) -> None:
         end = await slots.current_wal_lsn(connection)
         any_database.execute("CREATE TABLE t ()")
         assert await slots.current_wal_lsn(connection) > end
+
+
+async def test_the_end_of_the_wal_behind_a_header(any_database: Database) -> None:
+    """After a switch of the WAL the next record's place is never flushed, nor sent, as long as nobody writes: it was waited for."""
+    async with await Connection.connect(any_database.conninfo) as connection:
+        for _ in range(20):
+            any_database.execute("SELECT pg_switch_wal()")
+            rows = await connection.query(
+                f"SELECT ({snapshots.END_OF_WAL}), pg_current_wal_flush_lsn(), pg_current_wal_insert_lsn()"
+            )
+            end, flushed, inserted = (Lsn.parse(value or "") for value in rows[0])
+            if inserted == flushed + 40:
+                break  # and nothing was written in between
+        assert (end, inserted) == (flushed, flushed + 40)
+        any_database.execute("CREATE TABLE t ()")
+        assert await snapshots.flushed_end_of_wal(connection) > end
 
 
 async def test_copy_progress(database: Database) -> None:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pubsub.delta.places import remove_tree
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import copy_out, slots
+from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
@@ -462,8 +462,8 @@ def test_copy_data_false_and_an_alter_while_the_publisher_is_asked(
     replica.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE a")
     altered: list[Lsn] = []
 
-    async def visible(connection: Connection) -> Lsn:
-        lsn = await visible_wal_lsn(connection)
+    async def flushed(connection: Connection) -> Lsn:
+        lsn = await flushed_end_of_wal(connection)
         if len(altered) < 2:
             row = f"INSERT INTO a (id) VALUES ({len(altered) + 1})"
             replica.execute(f"{row}; ALTER TABLE a ADD COLUMN n{len(altered) + 1} int")
@@ -472,8 +472,8 @@ def test_copy_data_false_and_an_alter_while_the_publisher_is_asked(
         # A quiet server writes nothing after the transaction.
         return min(lsn, altered[-1])
 
-    visible_wal_lsn = slots.visible_wal_lsn
-    monkeypatch.setattr(slots, "visible_wal_lsn", visible)
+    flushed_end_of_wal = snapshots.flushed_end_of_wal
+    monkeypatch.setattr(snapshots, "flushed_end_of_wal", flushed)
     replica.subscribe(copy_data="false")
     wait_until(lambda: len(altered) == 2, "it was altered twice")
     replica.execute("INSERT INTO a VALUES (3, 3)")
