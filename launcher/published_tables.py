@@ -371,7 +371,7 @@ def refuse_layout(target: TargetTable, layout: Layout) -> None:
 
 async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
     definition = one.definition
-    columns: Sequence[str] | None = one.published.attnames
+    columns = definition.names(one.published.attnames)
     if one.choice.left_out or one.target.masks:
         columns = [name for name in one.target.replicated if name not in one.target.masks.absent]
     if await definitions.can_select(connection, definition.oid, columns):

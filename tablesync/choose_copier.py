@@ -36,7 +36,7 @@ def takes_job(size: int, chunks: int = 1) -> bool:
 
 
 def edges(blocks: int | None, size: int, parallelism: int) -> tuple[int, ...]:
-    """Return the first block of each chunk; () for a partitioned table (`blocks` None), which has no ctids.
+    """Return the first block of each chunk; () for a table whose ctids cannot be asked for (`blocks` None), as a partitioned one's.
 
     `size`: the table's bytes, including TOAST.  `parallelism`: how many tasks run at a time.
     """

@@ -38,7 +38,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import replication, slots, snapshots
+from pubsub.publisher import definitions, replication, slots, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import without_secrets
 from pubsub.publisher.copy_out import Cut
@@ -307,6 +307,10 @@ class SyncWorker:
                     visible = await snapshots.settle(connection, created.snapshot_name)
                 await snapshots.begin_under(connection, created.snapshot_name)
                 table = await self._table.describe(connection, created.snapshot_name, created.consistent_point)
+                # A role that may read columns only may not ask for rows by their places: it reads the table in one piece.
+                by_blocks = table.source.table.only and await definitions.can_select(
+                    connection, relation.relid, ["ctid"]
+                )
             with self._table.blaming():
                 await self._claim(table.target)
             rows = table.definition.estimated_rows
@@ -316,7 +320,7 @@ class SyncWorker:
             version, writable = await asyncio.to_thread(
                 copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
             )
-            blocks = table.definition.pages if table.source.table.only else None
+            blocks = table.definition.pages if by_blocks else None
             small = not choose_copier.takes_job(table.source.bytes)
             if not small:
                 await self._start_spark()

@@ -341,7 +341,7 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
             continue  # dropped meanwhile
         findings += check_table(table, known[table.oid], roots.get(table.oid))
         findings += await _identities(connection, table, known[table.oid])
-        if not await definitions.can_select(connection, table.oid, table.attnames):
+        if not await definitions.can_select(connection, table.oid, known[table.oid].names(table.attnames)):
             findings.append(
                 Finding(
                     "error",

@@ -257,9 +257,12 @@ async def is_superuser(connection: Connection) -> bool:
     return truth(row[0])
 
 
-async def can_select(connection: Connection, oid: int, attnames: Sequence[str] | None = None) -> bool:
-    """Return whether the role may read the table, or these columns of it, and use its schema."""
-    rows = await connection.query(_CAN_SELECT, [oid, None if attnames is None else list(attnames)])
+async def can_select(connection: Connection, oid: int, attnames: Sequence[str]) -> bool:
+    """Return whether the role may read these columns of the table, and use its schema.
+
+    `ctid` is one that a grant of the others does not include; a grant of the table does.
+    """
+    rows = await connection.query(_CAN_SELECT, [oid, list(attnames)])
     return bool(rows) and truth(rows[0][0])
 
 
@@ -410,8 +413,7 @@ SELECT coalesce(sum(p.tuples_processed), 0), coalesce(sum(p.bytes_processed), 0)
 _CAN_SELECT: Final = """
 SELECT has_schema_privilege(c.relnamespace, 'USAGE')
        AND (has_table_privilege(c.oid, 'SELECT')
-            OR $2::text[] IS NOT NULL
-           AND (SELECT bool_and(has_column_privilege(c.oid, attname, 'SELECT')) FROM unnest($2::text[]) attname))
+            OR (SELECT bool_and(has_column_privilege(c.oid, attname, 'SELECT')) FROM unnest($2::text[]) attname))
   FROM pg_class c
  WHERE c.oid = $1::oid
 """

@@ -15,6 +15,7 @@ from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, Undefined
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
+from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -350,6 +351,24 @@ def test_a_table_of_several_ranges(replica: Replica) -> None:
     replica.assert_equal("big")
     versions = range(replica.version("big") + 1)
     assert max(len(DeltaTable(replica.path("big"), version=version).file_uris()) for version in versions) >= 2
+
+
+def test_a_role_that_may_read_columns_only(replica: Replica) -> None:
+    """From 2 MB on a table is read by the places of its rows, which no grant of columns includes."""
+    role = f"reader_{replica.database.name}"
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, t text)",
+        "INSERT INTO a SELECT g, repeat(md5(g::text), 5) FROM generate_series(1, 20000) g",
+        f"CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT (id, t) ON a TO {role}; CREATE PUBLICATION p FOR TABLE a",
+    )
+    try:
+        conninfo = replica.database.server.conninfo(replica.database.name, user=role)
+        replica.node.execute(f"CREATE SUBSCRIPTION {replica.name} CONNECTION {quote_literal(conninfo)} PUBLICATION p")
+        replica.created = True
+        replica.assert_equal("a")
+        replica.drop()
+    finally:
+        replica.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_copy_data_false(replica: Replica) -> None:
