@@ -23,7 +23,7 @@ from catalog.records import (
 )
 from catalog.relations import copy_relation_again, delete_relations, insert_relations, relids
 from catalog.sequences import change_sequences
-from pubsub.errors import DuplicateObject, UndefinedObject
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
 
@@ -85,19 +85,26 @@ class Subscriptions(Database):
         leave: Iterable[int],
         join: Sequence[NewRelation],
         sequences: tuple[Iterable[int], Sequence[NewSequence]] = ((), ()),
+        *,
+        publications: tuple[str, ...] | None = None,
     ) -> None:
         """Change fields, if any are given, and remove and add tables, all in one transaction.
 
         `sequences`: the oids of those that leave, and those that join.  A table of `join` that is there already stays as it is:
-        the launcher and a command may add it at the same time.
+        the launcher and a command may add it at the same time.  `publications`: those that the subscription had when its tables
+        were compared with theirs.
 
-        Raises as `alter_subscription` and `add_relations` do.
+        Raises as `alter_subscription` and `add_relations` do; NotInPrerequisiteState if it has others by now.
         """
         async with self._write(bump=True) as connection:
+            stored = await _one(connection, oid)
+            if publications not in (None, stored.publications):
+                raise NotInPrerequisiteState(
+                    f'the publications of subscription "{stored.name}" were altered by another command meanwhile',
+                    hint="Give the command again.",
+                )
             if changes:
                 await _alter(connection, oid, changes)
-            else:
-                await _one(connection, oid)
             await delete_relations(connection, oid, leave)
             there = await relids(connection, oid)
             await insert_relations(connection, oid, [one for one in join if one.relid not in there])

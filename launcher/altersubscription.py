@@ -140,7 +140,7 @@ async def _set_publications(
         copy_data=copy_data,
         command=f"ALTER SUBSCRIPTION ... {way} PUBLICATION",
         validate=() if isinstance(action, sql.DropPublication) else action.publications,
-        store_publications=True,
+        replaces=subscription.publications,
     )
 
 
@@ -151,12 +151,13 @@ async def _refresh(
     copy_data: bool,
     command: str = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION",
     validate: tuple[str, ...] | None = None,
-    store_publications: bool = False,
+    replaces: tuple[str, ...] | None = None,
 ) -> None:
     """Add the tables that are published now and remove the others.
 
-    `validate` names the publications that must exist (None: all of the subscription's).  Every refusal comes before the
-    first change.
+    `validate` names the publications that must exist (None: all of the subscription's).  `replaces`: the stored publications, if
+    those of `subscription` take their place.  Every refusal comes before the first change.  Two commands at once would each take
+    away what the other adds: the later one is refused, as in PostgreSQL (heapam.c: simple_heap_update).
     """
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
         await published_tables.check_publications(
@@ -196,13 +197,18 @@ async def _refresh(
             create_tables=subscription.options.create_tables,
             present=present,
         )
-        if store_publications:
+        if replaces is not None:
             changes["publications"] = subscription.publications
         joining = [one.relation(copy_data=copy_data, lsn=None) for one in plans]
         async with _without_slots(session, subscription, connection, gone, command):
             leaving = [relation.relid for relation in gone]
             await session.catalog.refresh_subscription(
-                subscription.oid, changes, leaving, joining, ([one.relid for one in left], new_sequences)
+                subscription.oid,
+                changes,
+                leaving,
+                joining,
+                ([one.relid for one in left], new_sequences),
+                publications=subscription.publications if replaces is None else replaces,
             )
         for relation in gone:
             name = relation.qualified_name

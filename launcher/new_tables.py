@@ -248,7 +248,8 @@ class NewTables:
     async def _add(self, subscription: Subscription, changes: SubscriptionChanges, joining: list[NewRelation]) -> None:
         if not joining:
             return
-        await self._catalog.refresh_subscription(subscription.oid, changes, (), joining)
+        known = subscription.publications
+        await self._catalog.refresh_subscription(subscription.oid, changes, (), joining, publications=known)
         for one in joining:
             logger.info(
                 "published table is added to the subscription",

@@ -17,6 +17,7 @@ from catalog.store import Catalog
 from launcher import altersubscription
 from launcher.client_session import Session
 from launcher.subscriptioncmds import execute
+from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.publication import PublishedTable
@@ -202,3 +203,28 @@ async def test_refresh(publisher: Publisher, tmp_path: Path) -> None:
             if not killed:
                 assert publications == ("q",)
                 return
+
+
+@pytest.mark.parametrize("command", ["ADD PUBLICATION q", "REFRESH PUBLICATION"])
+async def test_a_command_beside_another_one(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The publication that the other one has added was gone, and so were its tables."""
+    publisher.tables = {1: "a", 2: "b"}
+    async with world(publisher, tmp_path) as here:
+
+        async def published(*_: object) -> dict[Oid, PublishedTable]:
+            found = await publisher.published_tables()
+            await here.catalog.alter_subscription(await here.oid(), publications=("p", "r"))
+            await here.catalog.add_relations(await here.oid(), [NewRelation(4, "public", "of_r", "/w/4")])
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(altersubscription.published_tables, "published_tables", published)
+            with pytest.raises(NotInPrerequisiteState, match="altered by another command meanwhile"):
+                await here.run(f"ALTER SUBSCRIPTION s {command}")
+        assert (await here.catalog.subscription("s")).publications == ("p", "r")
+        assert set(await here.tables()) == {"a", "b", "of_r"}
+        publisher.tables[4] = "of_r"
+        await here.run(f"ALTER SUBSCRIPTION s {command}")
+        assert set(await here.tables()) == {"a", "b", "of_r"}
