@@ -156,8 +156,10 @@ def of_table(error: PubsubError) -> PubsubError:
         # Of a table that cannot be taken over when a worker begins.
         (of_table(UndefinedTable("the Delta table is gone")), False, False, True),
         (StreamEnded("data stream from publisher has ended"), True, False, False),
-        (ConnectionFailure("server closed the connection unexpectedly"), True, False, False),
-        (PublisherError("terminating connection due to administrator command", sqlstate="57P01"), True, False, False),
+        # PostgreSQL's worker, too, is disabled by a connection that breaks in its stream.
+        (ConnectionFailure("server closed the connection unexpectedly"), True, False, True),
+        (ConnectionFailure("connection refused"), False, False, False),
+        (PublisherError("terminating connection due to administrator command", sqlstate="57P01"), True, False, True),
         # As of a batch that waits for a sync worker when the daemon ends.
         (NotInPrerequisiteState("told to end before the sync worker was done"), True, True, False),
     ],
@@ -165,7 +167,7 @@ def of_table(error: PubsubError) -> PubsubError:
 def test_which_errors_disable_a_subscription(
     monkeypatch: pytest.MonkeyPatch, error: PubsubError, streaming: bool, ending: bool, disables: bool
 ) -> None:
-    """A restart, of the publisher or of the daemon, disables none."""
+    """The daemon's restart disables none."""
     begun = 0
 
     class Worker:
