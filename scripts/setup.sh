@@ -67,8 +67,9 @@ if ! done_with packages "$packages"; then
     pip --require-hashes --requirement "$uv"
     rm -f "$uv"
     # Compiled as pip does it: where Python may not write beside the packages (PYTHONDONTWRITEBYTECODE, a venv of another
-    # user), every command would compile them again, which takes most of its time.
-    "$venv/bin/uv" pip install --quiet --python "$python" --no-deps --require-hashes --compile-bytecode \
+    # user), every command would compile them again, which takes most of its time.  A network may have a certificate
+    # authority of its own, which the machine knows.
+    UV_SYSTEM_CERTS=1 "$venv/bin/uv" pip install --quiet --python "$python" --no-deps --require-hashes --compile-bytecode \
         --requirement requirements.lock ||
         pip --require-hashes --requirement requirements.lock
     stamp packages "$packages"
