@@ -27,7 +27,7 @@ from launcher.failures import traced, typed
 from launcher.service import Service
 from pubsub import logs
 from pubsub.cli.privacy import harden, warn_of_open_cluster, warn_of_readers
-from pubsub.errors import FeatureNotSupported, ObjectInUse, PubsubError
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, ObjectInUse, PubsubError
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.picture import Pictures
 from pubsub.node.node import Node, make_home
@@ -118,7 +118,7 @@ async def _serve_with(
     """
     async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
         if standby:
-            _require_shared(catalog)
+            _require_shared(settings, catalog)
         service: Service | None = None
         while service is None:
             if standby and not reservation.is_held:
@@ -216,7 +216,13 @@ class _Reservation:
         await self._stack.aclose()
 
 
-def _require_shared(catalog: Catalog) -> None:
+def _require_shared(settings: Settings, catalog: Catalog) -> None:
+    if settings.warehouse is None:
+        raise NotInPrerequisiteState(
+            'a daemon that stands by needs a warehouse, and parameter "warehouse" is not set',
+            detail=f'It would look for the tables in "{settings.warehouse_uri}", which is its home\'s own.',
+            hint="Set it in pubsub.toml to a store or a directory that all of these daemons reach, under the same name.",
+        )
     if not catalog.is_shared:
         raise FeatureNotSupported(
             "a daemon can stand by for a catalog on PostgreSQL only",

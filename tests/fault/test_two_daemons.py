@@ -156,11 +156,20 @@ def test_one_that_stands_by_takes_over(tmp_path: Path, database: Database, publi
 
 
 @pytest.mark.full
-def test_nobody_stands_by_for_a_catalog_in_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("", 'parameter "warehouse" is not set'),
+        ('warehouse = "/srv/lake"\n', "a daemon can stand by for a catalog on PostgreSQL only"),
+    ],
+)
+def test_who_cannot_stand_by(tmp_path: Path, settings: str, says: str) -> None:
+    """The tables of a warehouse in its own home are not the other's; a catalog in a file is one machine's."""
+    (tmp_path / "pubsub.toml").write_text(settings)
     command = [sys.executable, "-m", "pubsub.cli", "--home", str(tmp_path), "daemon", "--standby"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
-    assert "a daemon can stand by for a catalog on PostgreSQL only" in ran.stderr
+    assert says in ran.stderr
 
 
 def asked(port: Port, path: str) -> tuple[int, object]:
