@@ -77,7 +77,7 @@ async def _serve(common: Common, recent: logs.RecentEvents, standby: bool) -> in
     wanted.install()
     manager = ServiceManager.from_environment()
     # The lock is held while the workers start again with other settings, too: nobody may take the node meanwhile, or
-    # believe that nobody has it.  The same goes for its catalog, as far as others stand by for it.
+    # believe that nobody has it.  Nor may one that stands by take its catalog.
     async with manager.watched():
         with DaemonLock.acquire(settings.home) as lock:
             async with _Reservation() as reservation:
@@ -128,8 +128,8 @@ async def _serve_with(
             try:
                 service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
             except ObjectInUse:
-                # Another one was quicker.
-                if not standby:
+                # Another one was quicker; if none has the catalog, something else of this machine is in use.
+                if not standby or not await catalog.has_daemon():
                     raise
                 await reservation.end()
         try:
@@ -203,7 +203,7 @@ class _Reservation:
         await self.end()
 
     async def begin(self, catalog: Catalog) -> None:
-        """Reserve the catalog; if its server does not answer, whoever comes first will have it."""
+        """Reserve the catalog; if its server does not answer, the first daemon to ask has it."""
         try:
             await self._stack.enter_async_context(catalog.reserved())
         except PubsubError as error:

@@ -202,9 +202,7 @@ def document(picture: Picture, observed: Observed, query: Query, ready_lag: floa
         "slots": slots[:_MOST],
         "slots_total": len(slots),
         "streams": [{"server": server, **_texts(row)} for server, row in picture.served.streams[:_MOST]],
-        "upstream_lsn": None
-        if picture.served.upstream_position is None
-        else str(Lsn(picture.served.upstream_position)),
+        "upstream_lsn": _upstream_lsn(picture),
         "events": [asdict(one) | {"fields": dict(one.fields)} for one in observed.events.newest()],
     }
 
@@ -326,6 +324,11 @@ def _publishers_slots(picture: Picture) -> list[dict[str, Any]]:
     return found
 
 
+def _upstream_lsn(picture: Picture) -> str | None:
+    position = picture.served.upstream_position
+    return None if position is None else str(Lsn(position))
+
+
 def _own_slots(picture: Picture) -> list[dict[str, Any]]:
     """Return the slots that this node serves."""
     found = []
@@ -341,9 +344,7 @@ def _own_slots(picture: Picture) -> list[dict[str, Any]]:
                 **{name: row.get(name) for name in _SLOT},
                 "retained_wal_bytes": retained,
                 "safe_wal_bytes": row.get("safe_wal_size"),
-                "current_lsn": None
-                if picture.served.upstream_position is None
-                else str(Lsn(picture.served.upstream_position)),
+                "current_lsn": _upstream_lsn(picture),
                 "unknown_since": None,
             }
         )

@@ -161,7 +161,7 @@ async def flushed_end_of_wal(connection: Connection) -> Lsn:
 
 
 # Where the last record ends.  The next one is inserted behind the header of its page, 24 bytes of each and 40 of a segment's first
-# (xlog_internal.h: SizeOfXLogShortPHD, SizeOfXLogLongPHD): as long as nobody writes, as after a switch of the WAL (archive_timeout)
+# (xlog_internal.h: SizeOfXLogShortPHD, SizeOfXLogLongPHD): while nobody writes, as after a switch of the WAL (archive_timeout)
 # of a quiet server, the server neither flushes nor sends anything up to there.
 END_OF_WAL: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE (

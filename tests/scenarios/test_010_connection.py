@@ -512,7 +512,7 @@ async def test_server_info(any_database: Database) -> None:
 
 
 async def test_the_end_of_the_wal_behind_a_header(any_database: Database) -> None:
-    """After a switch of the WAL the next record's place is never flushed, nor sent, as long as nobody writes: it was waited for."""
+    """After a switch of the WAL the next record's place is never flushed, nor sent, while nobody writes: it was waited for."""
     async with await Connection.connect(any_database.conninfo) as connection:
         for _ in range(20):
             any_database.execute("SELECT pg_switch_wal()")

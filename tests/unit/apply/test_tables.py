@@ -91,9 +91,8 @@ class Alters(Meanwhile):
         return []
 
 
-async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(bench: Bench) -> None:
-    """The sync worker may have followed the same ALTER by then.  Apply took its commits for those of another process."""
-    follower = Alters()
+async def adapted_while_synchronized(bench: Bench, follower: Alters) -> asyncio.Task[Any]:
+    """Have a batch of a table adapted that its sync worker still writes."""
     tables = bench.follows(follower)
     await bench.copied(100)
     await tables.relations.load()
@@ -101,6 +100,13 @@ async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(benc
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
     task = asyncio.create_task(tables.adapt_tables(Batch({A.oid: A}), until_committed))
     await asyncio.sleep(0.01)
+    return task
+
+
+async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(bench: Bench) -> None:
+    """The sync worker may have followed the same ALTER by then.  Apply took its commits for those of another process."""
+    follower = Alters()
+    task = await adapted_while_synchronized(bench, follower)
     assert not task.done()
     bench.delta.tables["a"].versions[bench.app_id(1)] = Lsn(90)
     await bench.synced(100)
@@ -112,13 +118,7 @@ async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(benc
 
 
 async def test_a_table_that_leaves_before_it_is_altered_is_left_out(bench: Bench) -> None:
-    tables = bench.follows(Alters())
-    await bench.copied(100)
-    await tables.relations.load()
-    bench.handover.attach(bench)
-    await bench.handover.catchup_lsn(A.oid, Lsn(100))
-    task = asyncio.create_task(tables.adapt_tables(Batch({A.oid: A}), until_committed))
-    await asyncio.sleep(0.01)
+    task = await adapted_while_synchronized(bench, Alters())
     await bench.leaves()
     async with asyncio.timeout(10):
         assert await task == {}

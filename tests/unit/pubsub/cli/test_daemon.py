@@ -15,6 +15,7 @@ import pytest
 from pubsub import logs
 from pubsub.cli.common import Common
 from pubsub.cli.daemon import serve
+from pubsub.errors import ObjectInUse
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import PATIENCE
 
@@ -47,6 +48,22 @@ async def until(condition: Callable[[], bool], running: asyncio.Task[int]) -> No
         while not condition():
             assert not running.done(), running.result()
             await asyncio.sleep(0.01)
+
+
+async def test_what_else_is_in_use_ends_a_daemon_that_stands_by(
+    events: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has the catalog, and yet it cannot start: it tried again without a pause, and said nothing."""
+
+    async def in_use(*_: object) -> NoWorkers:
+        raise ObjectInUse("the spill directory is in use")
+
+    monkeypatch.setattr("launcher.service.Service.start", in_use)
+    monkeypatch.setattr("pubsub.cli.daemon._require_shared", lambda *_: None)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(ObjectInUse, match="spill directory"):
+            await serve(Common(tmp_path, verbose=False), standby=True)
+    assert not events
 
 
 NOT_SERVED = {
