@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import Block
 from pubsub.reorderbuffer import transaction as reorderbuffer
 from pubsub.reorderbuffer.log import FrameLog
+
+# From 1970-01-01 to 2000-01-01, in microseconds.
+_EPOCH: Final = 946_684_800_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,11 @@ class Transaction:
     first_seq: int
     end_seq: int
     commit_lsn: Lsn
+
+    @property
+    def committed_at(self) -> int:
+        """`commit_time` in microseconds since 1970-01-01 UTC."""
+        return self.commit_time + _EPOCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from catalog.states import RelState
 from pubsub.protocol.lsn import Lsn
-from pubsub.sql.layouts import Mode
+from pubsub.sql.layouts import Deletes, Mode
 from pubsub.sql.options import SubscriptionOptions
 
 WorkerType = Literal["apply", "table synchronization", "sequence synchronization", "parallel apply"]
@@ -208,6 +208,11 @@ class SubscriptionRel:
         if self.definition is None:
             return None
         return "history" if "history" in json.loads(self.definition) else "mirror"
+
+    @property
+    def deletes(self) -> Deletes | None:
+        """What becomes of deleted rows in its Delta table; None if that is not decided yet."""
+        return None if self.definition is None else json.loads(self.definition).get("deletes", "hard")
 
     @property
     def closed(self) -> bool:

@@ -167,7 +167,8 @@ async def plan(
         path = table_path(session.settings.warehouse_uri, target, definition.schema, definition.name)
         choice = choose(layouts, definition, table.attnames, None)
         mode = layouts.mode_of(definition.schema, definition.name)
-        planned = target_table(definition, table.attnames, path, choices, choice, mode)
+        deletes = layouts.deletes_of(definition.schema, definition.name)
+        planned = target_table(definition, table.attnames, path, choices, choice, mode, deletes)
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     if copy_data:

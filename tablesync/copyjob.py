@@ -40,6 +40,7 @@ from pubsub.delta.table import (
     quote,
 )
 from pubsub.delta.writers import arrow_writer, copy_chunks
+from pubsub.delta.writers.choose_writer import refuse_statement
 from pubsub.protocol.column_types import is_nested, spark_ddl
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.copy_out import Cut
@@ -96,9 +97,11 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
 
     They can if the table's rows can be changed without Spark, since the window then changes rows of kept chunks.
     Removes the files of the `earlier` copy's attempts, whose application id is `earlier_copy`, if it was never
-    committed.
+    committed.  Raises FeatureNotSupported for a table with soft deletes that only Spark can write.
     """
     log = arrow_writer.writable_log(table.path)
+    if log is None or not arrow_writer.accepts(log, table, rewrites=True):
+        refuse_statement(table)
     if log is None:
         return 0, False
     if earlier is not None and log.application_version(earlier_copy) is None:

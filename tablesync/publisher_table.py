@@ -135,7 +135,8 @@ class PublisherTable:
             layouts = self._subscription.options.layouts
             choice = choose(layouts, definition, found.attnames, relation.definition)
             mode = layouts.mode_of(definition.schema, definition.name)
-            target = target_table(definition, found.attnames, relation.path, choices, choice, mode)
+            deletes = layouts.deletes_of(definition.schema, definition.name)
+            target = target_table(definition, found.attnames, relation.path, choices, choice, mode, deletes)
             target = with_mask_key(target, stored(relation.definition))
             return Seen(found, definition, target, choice)
 

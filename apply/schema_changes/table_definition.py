@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from apply.schema_changes.attributes import Attributes, of_definition
 from apply.schema_changes.column_choice import Choice
-from pubsub.delta import change_rows
+from pubsub.delta import change_rows, soft_deletes
+from pubsub.delta.files.key_set import can_match
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
 from pubsub.masks import Masks
@@ -19,7 +20,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.type_contract import RULES
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
-from pubsub.sql.layouts import Mode
+from pubsub.sql.layouts import Deletes, Mode
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.typechoices import TypeChoices
 
@@ -35,6 +36,7 @@ def target_table(
     choices: TypeChoices | None = None,
     choice: Choice | None = None,
     mode: Mode = "mirror",
+    deletes: Deletes = "hard",
 ) -> TargetTable:
     """Return the Delta table for `definition`.
 
@@ -42,7 +44,8 @@ def target_table(
     published columns that it gets; None: all.
 
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
-    that history needs, for a column of the key that is left out, and for a mask that does not fit.
+    that history or soft deletes need, for a column of the key that is left out, for a mask that does not fit, and for soft deletes
+    of a table without a key, or with one of floating-point numbers.
     """
     qualified = f"{definition.schema}.{definition.name}"
     every = definition.published(published)
@@ -88,7 +91,31 @@ def target_table(
         schema = pa.schema([*change_rows.FIELDS, *fields])
         return TargetTable(path, schema, (), qualified, history=key, closed=closed, masks=masks)
     fields = [field.with_nullable(field.name not in key) for field in fields]
-    return TargetTable(path, pa.schema(fields), key, qualified, closed=closed, masks=masks)
+    soft = deletes == "soft"
+    if soft:
+        _refuse_unfit_for_soft_deletes(fields, key, qualified)
+        fields.append(soft_deletes.FIELD)
+    return TargetTable(path, pa.schema(fields), key, qualified, soft_deletes=soft, closed=closed, masks=masks)
+
+
+def _refuse_unfit_for_soft_deletes(fields: Sequence[pa.Field], key: Sequence[str], relation: str) -> None:
+    for field in fields:
+        if folded_name(field.name) == soft_deletes.DELETED_AT:
+            raise FeatureNotSupported(
+                f'column "{field.name}" of table "{relation}" has a name that deletes = soft needs',
+                hint="Rename it, or publish the table with a column list.",
+            )
+    if not key:
+        raise FeatureNotSupported(
+            f'table "{relation}" has no key, by which a deleted row could be told from others',
+            hint="Give it a primary key, or leave it out of the option deletes.",
+        )
+    if not can_match(pa.schema([field for field in fields if field.name in key])):
+        raise FeatureNotSupported(
+            f'table "{relation}" has a key that only Spark\'s statement finds rows by, which deletes = soft cannot use',
+            detail="Its columns are floating-point numbers.",
+            hint="Leave the table out of the option deletes.",
+        )
 
 
 def _refuse_unfit_masks(
@@ -175,7 +202,8 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     """Return what the catalog stores of the table (read by follow.load); `attributes` is from Attributes.as_json."""
     columns = [field.name for field in table.schema]
     history = {} if table.history is None else {"history": list(table.history)}
-    known = {"columns": columns, "key": list(table.key), **history, "attributes": attributes}
+    deletes = {"deletes": "soft"} if table.soft_deletes else {}
+    known = {"columns": columns, "key": list(table.key), **history, **deletes, "attributes": attributes}
     return json.dumps(known, ensure_ascii=False)
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from apply.batch import Batch
 from apply.staging.fold import fold
+from apply.staging.soft_deletes import commit_times, with_deleted
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Folded, Present
@@ -109,13 +110,24 @@ class RowInTheWay(Exception):
 
 
 def folded_for(
-    destination: Destination, changes: Changes, *, full: bool, truncate_before: int | None, present: Present | None
+    destination: Destination,
+    changes: Changes,
+    batch: Batch,
+    *,
+    full: bool,
+    truncate_before: int | None,
+    present: Present | None,
 ) -> Folded:
     """Fold the changes of one of the batch's tables.
 
     `present`: what the table holds, if it is looked up; of one that only Spark reads nothing is looked up, nor expected.
     Raises RowInTheWay if the table is not looked up, and must be; ProgramLimitExceeded for columns that no array holds (2 GB).
     """
+
+    ended: pa.Array | None = None
+    if destination.table.soft_deletes:
+        ended = commit_times(batch, changes)
+        changes = with_deleted(changes, destination.table, ended)
 
     def folded_with(present: Present | None) -> Folded:
         return fold(
@@ -125,6 +137,7 @@ def folded_for(
             truncate_before=truncate_before,
             present=present,
             upsert=destination.window is not None,
+            ended=ended,
         )
 
     try:

@@ -19,6 +19,9 @@ has is looked up by `present`.  Without it the first touch of a key tells what i
 the touch changes or deletes it, and that none has if one arrives.  `expected` has these keys, and whoever commits the change
 set looks whether it is so.
 
+Where deleted rows stay (soft_deletes), the last D of a key is an image, too, that leaves all values unchanged, and so is a key that
+a row leaves for good.  To everything else such a row is gone.
+
 Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and removes one copy of
 its old one, and the sums remain (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
 """
@@ -26,7 +29,7 @@ its old one, and the sums remain (worker.c: FindReplTupleInLocalRel takes one of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -35,6 +38,7 @@ import pyarrow.compute as pc
 
 from apply.identity_missing import IdentityMissing
 from apply.staging.row_codes import dense, row_codes
+from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.writers.changeset import (
     BASE_PREFIX,
     COUNT_COLUMN,
@@ -64,13 +68,15 @@ def fold(
     truncate_before: int | None = None,
     present: Present | None = None,
     upsert: bool = False,
+    ended: pa.Array | None = None,
 ) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
     `key`: the names of the columns that identify a row, or None.  `full`: without a key, the old rows are whole (REPLICA IDENTITY
     FULL).  `truncate_before`: the `seq` of the table's last TRUNCATE in the batch; changes before it are void.  `present` looks
     up what the table holds; None: what it must hold is in `expected`.  `upsert`, with a key: rows that the batch inserts may be
-    in the table already, and nothing is expected of it.
+    in the table already, and nothing is expected of it.  `ended`, of a table whose deleted rows stay: when the transaction of each
+    change was committed; the changes are those of `soft_deletes.with_deleted`.
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
@@ -81,7 +87,7 @@ def fold(
     missing = collisions = differing = expected = None
     if key:
         (images, masked, deleted), missing, collisions, differing, expected = _fold_keyed(
-            changes, key, truncated, present, upsert
+            changes, key, truncated, present, upsert, ended
         )
         removed = _no_rows(changes)
     else:
@@ -210,7 +216,12 @@ class _Touches:
 
 
 def _fold_keyed(
-    changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
+    changes: Changes,
+    key: Sequence[str],
+    truncated: bool,
+    present: Present | None,
+    upsert: bool,
+    ended: pa.Array | None,
 ) -> tuple[
     tuple[pa.Table, pa.Table, pa.Table], Conflicting | None, Conflicting | None, Conflicting | None, Expected | None
 ]:
@@ -241,8 +252,15 @@ def _fold_keyed(
     if standing is not None and present is not None:
         theirs = standing[_places(keys, touches)] == THEIRS
         differing = _conflicting(changes, keys, touches.event[first & touches.from_here & theirs])
-    final = np.sort(touches.event[touches.last() & touches.arrives])
-    deleted = touches.only(first & (upsert | (changes.op[touches.event] != INSERT)))
+    ends, left = touches.last() & touches.arrives, np.empty(0, np.int64)
+    if ended is not None:
+        deletes = changes.op[touches.event] == DELETE
+        left = np.sort(touches.event[touches.last() & touches.leaves])
+        ends = touches.last() & (touches.arrives | deletes)
+    final = np.sort(touches.event[ends])
+    # A row marked as deleted, which no look at the table has shown, makes room for an inserted one.
+    every_key = upsert or (ended is not None and present is not None)
+    deleted = touches.only(first & (every_key | (changes.op[touches.event] != INSERT)))
     deleted_at = _places(keys, deleted)
     deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
     expected = None
@@ -251,7 +269,11 @@ def _fold_keyed(
         expected = Expected(
             deleted_keys if here.all() else deleted_keys.filter(pa.array(here)), _free(changes, keys, touches, first)
         )
-    images, masked = _images(values, unchanged, keys, touches, final, upsert)
+    predecessor = _predecessors(keys, touches)
+    if ended is not None and left.size:
+        values, unchanged, keys, predecessor = _with_left(values, unchanged, key, keys, predecessor, left, ended)
+        final = np.concatenate([final, np.arange(changes.count, changes.count + len(left))])
+    images, masked = _images(values, unchanged, keys, predecessor, final, upsert)
     return (images, masked, deleted_keys), missing, collisions, differing, expected
 
 
@@ -353,11 +375,55 @@ def _without_skipped(touches: _Touches) -> _Touches:
         touches = touches.only(~np.isin(touches.event, touches.event[gone], kind="table"))
 
 
+def _predecessors(keys: _EventKeys, touches: _Touches) -> Indices:
+    """Return for each event the one that made the row which it changes, itself if none did."""
+    made_here = touches.from_here & touches.after_arrival()
+    predecessor = np.arange(len(keys.left))
+    predecessor[touches.event[made_here]] = np.roll(touches.event, 1)[made_here]
+    return predecessor
+
+
+def _with_left(
+    values: dict[str, pa.Array],
+    unchanged: dict[str, Mask],
+    key: Sequence[str],
+    keys: _EventKeys,
+    predecessor: Indices,
+    left: Indices,
+    ended: pa.Array,
+) -> tuple[dict[str, pa.Array], dict[str, Mask], _EventKeys, Indices]:
+    """Add for each of the events `left`, whose row leaves a key for good, one more: the deletion of a row under that key.
+
+    It has the values that the row had before the event.
+    """
+    count, events = len(left), np.arange(len(keys.left))
+    indices = pa.array(left)
+    more: dict[str, pa.Array] = {}
+    masks: dict[str, Mask] = {}
+    for name, column in values.items():
+        if name in key:
+            more[name] = keys.columns[name].take(pa.array(keys.left[left]))
+        elif name == DELETED_AT:
+            more[name] = ended.take(indices)
+        else:
+            more[name] = nulls(count, column.type)
+            before = unchanged.get(name, np.zeros(len(events), np.bool_))
+            masks[name] = np.concatenate([before, np.ones(count, np.bool_)])
+    made_by = predecessor[left]
+    own = np.arange(len(events), len(events) + count)
+    return (
+        {name: pa.concat_arrays([column, more[name]]) for name, column in values.items()},
+        masks,
+        replace(keys, left=np.concatenate([keys.left, keys.left[left]])),
+        np.concatenate([predecessor, np.where(made_by == left, own, made_by)]),
+    )
+
+
 def _images(
     values: dict[str, pa.Array],
     unchanged: dict[str, Mask],
     keys: _EventKeys,
-    touches: _Touches,
+    predecessor: Indices,
     final: Indices,
     upsert: bool,
 ) -> tuple[pa.Table, pa.Table]:
@@ -368,9 +434,6 @@ def _images(
     sources: dict[str, Indices] = {}
     still_unchanged: dict[str, Mask] = {}
     if unchanged:
-        made_here = touches.from_here & touches.after_arrival()
-        predecessor = np.arange(events)
-        predecessor[touches.event[made_here]] = np.roll(touches.event, 1)[made_here]
         for name, mask in unchanged.items():
             sources[name] = _chase(np.where(mask, predecessor, np.arange(events)))[final]
             if mask[sources[name]].any():

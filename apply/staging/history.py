@@ -17,9 +17,6 @@ from pubsub.delta.writers.changeset import Folded
 from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, UPDATE, Changes
 
-# From 1970-01-01 to 2000-01-01, in microseconds.
-_EPOCH: Final = 946_684_800_000_000
-
 
 def history(changes: Changes | None, batch: Batch, table: TargetTable, emptied: Sequence[Truncation] = ()) -> Folded:
     """Return the rows that these changes, and these TRUNCATEs, are in the table's history."""
@@ -101,9 +98,9 @@ def _of(batch: Batch, op: str | pa.Array, seq: Indices, *, before: bool = False)
 def _described(
     batch: Batch, op: str | pa.Array, transactions: Indices, seq: Indices, *, before: bool
 ) -> dict[str, pa.Array]:
-    facts = np.array(
-        [(t.end_lsn, t.first_seq, t.commit_time + _EPOCH, t.xid) for t in batch.transactions], np.int64
-    ).reshape(-1, 4)[transactions]
+    facts = np.array([(t.end_lsn, t.first_seq, t.committed_at, t.xid) for t in batch.transactions], np.int64).reshape(
+        -1, 4
+    )[transactions]
     return {
         change_rows.OP: pa.repeat(op, len(seq)) if isinstance(op, str) else op,
         change_rows.LSN: pa.array(facts[:, 0]),

@@ -379,6 +379,7 @@ def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, 
         folded = folded_for(
             destination,
             changes,
+            batch,
             full=full,
             truncate_before=work.wanted.truncate_before,
             present=work.present,

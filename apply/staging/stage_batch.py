@@ -73,7 +73,7 @@ def _stage_table(
         return _as_history(batch, wanted, history(changes, batch, table, wanted.emptied), writers)
     changes = rows.concat_changes(parts or [no_changes(table)])
     present = writers.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
-    folded = folded_for(wanted.destination, changes, full=full, truncate_before=truncate_before, present=present)
+    folded = folded_for(wanted.destination, changes, batch, full=full, truncate_before=truncate_before, present=present)
     conflicts = judge(folded, batch, table.relation, origin)
     number = changes.count if wanted.destination.window is None else 0
     staged = writers.write(table, folded, replace_all=truncate_before is not None, rows=number)

@@ -30,6 +30,7 @@ from pubsub.delta.log.table_log import TableLog, asking_for, clustered_by
 from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import (
+    DELETES,
     HISTORY,
     STATISTICS,
     Commit,
@@ -48,7 +49,7 @@ from pubsub.protocol.column_types import folded_name
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
-_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, STATISTICS)
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, STATISTICS)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
@@ -150,6 +151,7 @@ def _actions(
         change.relation,
         schema.mapping(columns),
         history=table.history,
+        soft_deletes=table.soft_deletes,
         closed=table.closed,
         masks=replace(
             table.masks, rules={change.rename.get(name, name): rule for name, rule in table.masks.rules.items()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub.delta import change_rows, history
+from pubsub.delta import change_rows, history, soft_deletes
 from pubsub.delta import schema_json as delta_schema
 from pubsub.delta.log import table_log
 from pubsub.delta.log.row_count import count_rows
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 HISTORY: Final = "pubsub.history"
 """The property of a table in mode history: what identifies a row of the publisher's table, as JSON."""
+DELETES: Final = "pubsub.deletes"
+"""The property of a table whose deleted rows stay: "soft"."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
@@ -64,6 +66,8 @@ class TargetTable:
     """Whether the mapped columns are known in data files by their ids instead of their names."""
     history: tuple[str, ...] | None = None
     """In mode history (change_rows): the columns that identify a row of the publisher's table.  The table has no `key` then."""
+    soft_deletes: bool = False
+    """Whether deleted rows stay, marked (soft_deletes).  The table has a `key` then."""
     closed: bool = False
     """Whether the publisher's columns are known by their numbers alone, since some may be left out; known only where they are read."""
     masks: Masks = NO_MASKS
@@ -80,13 +84,17 @@ class TargetTable:
     def bounded(self) -> tuple[str, ...]:
         """The columns of which data files have the least and the greatest value, if their types allow it."""
         first = () if self.history is None else (change_rows.LSN, *self.history)
-        names = dict.fromkeys((*first, *self.key, *self.clustered_by))
+        deleted = (soft_deletes.DELETED_AT,) if self.soft_deletes else ()
+        names = dict.fromkeys((*first, *self.key, *deleted, *self.clustered_by))
         return tuple(name for name in names if name not in self.partitioned_by)
 
     @property
     def replicated(self) -> list[str]:
-        """The columns that are not this project's own (change_rows)."""
-        return [name for name in self.schema.names if self.history is None or name not in change_rows.NAMES]
+        """The columns that are not this project's own (change_rows, soft_deletes)."""
+        own = frozenset() if self.history is None else change_rows.NAMES
+        if self.soft_deletes:
+            own = frozenset({soft_deletes.DELETED_AT})
+        return [name for name in self.schema.names if name not in own]
 
     def identified_by(self, names: tuple[str, ...]) -> TargetTable:
         """Return the table with these columns as its identity."""
@@ -325,7 +333,9 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
 
 
 def mode_of(table: TargetTable) -> dict[str, str]:
-    """Return the property that says that the table is in mode history; {} for a mirror."""
+    """Return the property that says that the table is in mode history, or that its deleted rows stay; {} if neither."""
+    if table.soft_deletes:
+        return {DELETES: "soft"}
     return {} if table.history is None else {HISTORY: json.dumps(list(table.history), ensure_ascii=False)}
 
 
@@ -459,7 +469,12 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
         return as_said(table, properties(path))
     known = json.loads(definition)
     history = known.get("history")
-    return replace(table, key=tuple(known["key"]), history=None if history is None else tuple(history))
+    return replace(
+        table,
+        key=tuple(known["key"]),
+        history=None if history is None else tuple(history),
+        soft_deletes=known.get("deletes") == "soft",
+    )
 
 
 def as_said(table: TargetTable, properties: Mapping[str, str]) -> TargetTable:
@@ -469,6 +484,7 @@ def as_said(table: TargetTable, properties: Mapping[str, str]) -> TargetTable:
         table,
         key=tuple(json.loads(properties["pubsub.key"])),
         history=None if history is None else tuple(json.loads(history)),
+        soft_deletes=properties.get(DELETES) == "soft",
     )
 
 

@@ -8,12 +8,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pubsub.delta import table
 from pubsub.delta.files import file_rows
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, log_at
 from pubsub.delta.places import is_reached
+from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.table import TargetTable
 from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import Hashes
@@ -44,6 +46,8 @@ class DeltaVersion:
         self.schema: pa.Schema = schema
         self.properties = properties
         self._table = TargetTable(path, schema, (), relation, mapped)
+        # Of rows that are marked as deleted the publisher has none.
+        self._soft_deletes = properties.get(table.DELETES) == "soft" and DELETED_AT in schema.names
         self._log: TableLog | None = None
         if is_reached(path):
             log = log_at(path, version)
@@ -62,7 +66,10 @@ class DeltaVersion:
         for number, file in enumerate(self._files):
             if files is not None and number not in files:
                 continue
-            for rows in file_rows.live_rows(self._log, [file], self._table, names):
+            read = [*names, DELETED_AT] if self._soft_deletes else names
+            for rows in file_rows.live_rows(self._log, [file], self._table, read):
+                if self._soft_deletes:
+                    rows = rows.filter(pc.is_null(rows.column(len(names)))).select(range(len(names)))
                 for batch in rows.to_batches():
                     for piece in _pieces(_variants_as_here(batch, self.schema)):
                         yield number, piece
@@ -73,8 +80,9 @@ class DeltaVersion:
 
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         opened = DeltaTable(self.path, version=self.version, storage_options=options(self.path))
+        condition = f' WHERE "{DELETED_AT}" IS NULL' if self._soft_deletes else ""
         try:
-            result = QueryBuilder().register("t", opened).execute(f"SELECT {listed} FROM t")
+            result = QueryBuilder().register("t", opened).execute(f"SELECT {listed} FROM t{condition}")
             reader = pa.RecordBatchReader.from_stream(result)
         except DeltaError as error:
             raise FeatureNotSupported(

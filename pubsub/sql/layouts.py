@@ -1,4 +1,4 @@
-"""What the Delta tables of a subscription have, and how they lie: mode, columns, exclude, mask, partition_by, cluster_by
+"""What the Delta tables of a subscription have, and how they lie: mode, deletes, columns, exclude, mask, partition_by, cluster_by
 and table_properties.
 
     columns = 'public.users (id, name)'
@@ -6,16 +6,17 @@ and table_properties.
     mask = 'public.users (email hash, phone null, card truncate 4), * (name redact)'
     mode = 'history'
     mode = 'public.payments (history), sales.* (mirror)'
+    deletes = 'public.users (soft)'
     partition_by = 'public.orders (region), sales.* (country, kind)'
     cluster_by = 'public.customers (zip)'
     table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-properties, or a mode, in parentheses; a mode without a name is that of all tables.  The element that says most about a table
-counts alone.  Only what is excluded is joined, and so are masks and properties, of which those of the element that says most go
-before.  A name is written as in SQL; values with other than letters and digits are in double quotes.
-The options take effect when a Delta table is created, mode, columns, exclude and mask whenever a table is copied; changing them
-does not affect existing tables.
+properties, a mode, or how rows are deleted, in parentheses; a mode or a way to delete without a name is that of all tables.  The
+element that says most about a table counts alone.  Only what is excluded is joined, and so are masks and properties, of which
+those of the element that says most go before.  A name is written as in SQL; values with other than letters and digits are in
+double quotes.  The options take effect when a Delta table is created, mode, deletes, columns, exclude and mask whenever a table is
+copied; changing them does not affect existing tables.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ PROPERTIES: Final = (
 #: mirror: the rows that the publisher's table has now.  history: every change a row (pubsub.delta.change_rows).
 Mode = Literal["mirror", "history"]
 _MODES: Final[Mapping[str, Mode]] = {"mirror": "mirror", "history": "history"}
+#: hard: a deleted row goes.  soft: it stays, and has the time of its deletion (pubsub.delta.soft_deletes).
+Deletes = Literal["hard", "soft"]
+_DELETES: Final[Mapping[str, Deletes]] = {"hard": "hard", "soft": "soft"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Layout:
     cluster_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     mode: Mode = "mirror"
+    deletes: Deletes = "hard"
     columns: tuple[str, ...] = ()
     """The columns that it has; (): those that are published."""
     exclude: frozenset[str] = frozenset()
@@ -89,6 +94,7 @@ class Layouts:
     cluster_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     modes: Mapping[Pattern, Mode] = field(default_factory=dict)
+    deletes: Mapping[Pattern, Deletes] = field(default_factory=dict)
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[Pattern, Mapping[str, MaskRule]] = field(default_factory=dict)
@@ -105,6 +111,7 @@ class Layouts:
         columns: str = "",
         exclude: str = "",
         mask: str = "",
+        deletes: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -112,6 +119,7 @@ class Layouts:
             columns_of("cluster_by", cluster_by),
             properties_of(table_properties),
             modes_of(mode),
+            deletes_of(deletes),
             columns_of("columns", columns),
             columns_of("exclude", exclude),
             masks_of(mask),
@@ -124,7 +132,10 @@ class Layouts:
         return Layouts(columns=self.columns, exclude=self.exclude, mask=self.mask, rule=self.rule)
 
     def of(self, schema: str, table: str) -> Layout:
-        """Return a table's layout.  Raises PubsubError (0A000) if it would be partitioned and clustered."""
+        """Return a table's layout.
+
+        Raises PubsubError (0A000) if it would be partitioned and clustered, and as `deletes_of`.
+        """
         partition_by = _of_table(self.partition_by, schema, table, ())
         cluster_by = _of_table(self.cluster_by, schema, table, ())
         if partition_by and cluster_by:
@@ -142,6 +153,7 @@ class Layouts:
             cluster_by=cluster_by,
             properties=properties,
             mode=self.mode_of(schema, table),
+            deletes=self.deletes_of(schema, table),
         )
 
     def choice_of(self, schema: str, table: str) -> Layout:
@@ -155,6 +167,17 @@ class Layouts:
     def mode_of(self, schema: str, table: str) -> Mode:
         """Return a table's mode."""
         return _of_table(self.modes, schema, table, "mirror")
+
+    def deletes_of(self, schema: str, table: str) -> Deletes:
+        """Return how a table's rows are deleted.  Raises PubsubError (0A000) if its rows are to be marked, and it has a history."""
+        found = _of_table(self.deletes, schema, table, "hard")
+        if found == "soft" and self.mode_of(schema, table) == "history":
+            raise FeatureNotSupported(
+                f'table "{schema}.{table}" cannot have mode = history and deletes = soft',
+                detail="A history has a row of its own for each deleted one.",
+                hint="Name it in one of mode and deletes.",
+            )
+        return found
 
     def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
         """Raise UndefinedObject if columns, exclude or mask name columns of this very table that are not published."""
@@ -182,6 +205,7 @@ class Layouts:
             "cluster_by": self.cluster_by,
             "table_properties": self.properties,
             "mode": self.modes,
+            "deletes": self.deletes,
             "columns": self.columns,
             "exclude": self.exclude,
             "mask": self.mask,
@@ -259,20 +283,31 @@ def properties_of(text: str) -> dict[Pattern, Mapping[str, str]]:
 
 def modes_of(text: str) -> dict[Pattern, Mode]:
     """Parse mode.  Raises PubsubError (22023) and SqlSyntaxError."""
+    return _words_of("mode", text, _MODES, f"The modes are {' and '.join(_MODES)}.")
+
+
+def deletes_of(text: str) -> dict[Pattern, Deletes]:
+    """Parse deletes.  Raises PubsubError (22023) and SqlSyntaxError."""
+    return _words_of("deletes", text, _DELETES, f"Rows are deleted {' or '.join(_DELETES)}.")
+
+
+def _words_of(option: str, text: str, words: Mapping[str, V], detail: str) -> dict[Pattern, V]:
+    """Parse an option that has one of some words for each table; a word alone is that of all."""
+
+    def word(tokens: list[Token]) -> V:
+        known = len(tokens) == 1 and tokens[0].kind in (Kind.WORD, Kind.NAME)
+        found = words.get(tokens[0].value) if known else None
+        if found is None:
+            raise _invalid(option, text, detail)
+        return found
+
     tokens = tokenize(text)
     if len(tokens) == 1:
-        return {(None, None): _mode(tokens, text)}
-    found: dict[Pattern, Mode] = {}
-    for pattern, inside in _elements("mode", text):
-        _add(found, pattern, _mode(inside, text), "mode", text)
+        return {(None, None): word(tokens)}
+    found: dict[Pattern, V] = {}
+    for pattern, inside in _elements(option, text):
+        _add(found, pattern, word(inside), option, text)
     return found
-
-
-def _mode(tokens: list[Token], text: str) -> Mode:
-    found = _MODES.get(tokens[0].value) if len(tokens) == 1 and tokens[0].kind in (Kind.WORD, Kind.NAME) else None
-    if found is not None:
-        return found
-    raise _invalid("mode", text, f"The modes are {' and '.join(_MODES)}.")
 
 
 def patterns_of(option: str, text: str) -> tuple[Pattern, ...]:

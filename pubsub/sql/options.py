@@ -17,7 +17,7 @@ from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.layouts import Layouts, columns_of, masks_of, modes_of, patterns_of, properties_of
+from pubsub.sql.layouts import Layouts, columns_of, deletes_of, masks_of, modes_of, patterns_of, properties_of
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -56,10 +56,10 @@ class SubscriptionOptions:
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
-    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `columns`,
-    `exclude`, `mask`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and `copy_first` names
-    tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a directory of the
-    publisher's WAL segments; None: there is none.
+    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`,
+    `columns`, `exclude`, `mask`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and
+    `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a
+    directory of the publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
     the last day.
     """
@@ -102,6 +102,7 @@ class SubscriptionOptions:
     cluster_by: str = ""
     table_properties: str = ""
     mode: str = ""
+    deletes: str = ""
     columns: str = ""
     exclude: str = ""
     mask: str = ""
@@ -119,6 +120,7 @@ class SubscriptionOptions:
             self.columns,
             self.exclude,
             self.mask,
+            self.deletes,
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -158,6 +160,7 @@ STORED_OPTIONS: Final = (
     "cluster_by",
     "table_properties",
     "mode",
+    "deletes",
     "columns",
     "exclude",
     "mask",
@@ -424,6 +427,12 @@ def _mode(option: Option) -> str:
     return text
 
 
+def _deletes(option: Option) -> str:
+    text = _string(option)
+    deletes_of(text)
+    return text
+
+
 def _table_properties(option: Option) -> str:
     text = _string(option)
     properties_of(text)
@@ -469,6 +478,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "cluster_by": _columns_by_table,
     "table_properties": _table_properties,
     "mode": _mode,
+    "deletes": _deletes,
     "columns": _columns_by_table,
     "exclude": _columns_by_table,
     "mask": _masks,

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.staging.fold import fold
-from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, Present
+from apply.staging.soft_deletes import with_deleted
+from pubsub.delta import soft_deletes
+from pubsub.delta.table import TargetTable
+from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, OURS, UNCHANGED_PREFIX, Folded, Present
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Update, write_message
 from pubsub.protocol.rows import decode_changes, split_by_relation
@@ -75,6 +79,9 @@ class History:
     sent: list[Insert | Update | Delete] = field(default_factory=list)
     truncated_at: int | None = None
     gone: set[Row] = field(default_factory=set)  # keys that some change of the batch left without a row
+    marked: dict[Row, Row] = field(
+        default_factory=dict
+    )  # rows that were deleted, with the number of the change that did it
 
     def old(self, row: Row) -> tuple[str, tuple[bytes | None, ...]]:
         shown = row if self.full else row[: self.key_width] + (None,) * (len(row) - self.key_width)
@@ -84,8 +91,11 @@ class History:
         self.sent.append(Insert(T, tuple(map(text, row))))
         self.table[row[: self.key_width]] = row
         self.gone.discard(row[: self.key_width])
+        self.marked.pop(row[: self.key_width], None)
 
     def delete(self, key: Row) -> None:
+        if key in self.table:
+            self.marked[key] = (*self.table[key], _time(len(self.sent)))
         row = self.table.pop(key, (*key, *(None,) * len(VALUES)))
         self.sent.append(Delete(T, *self.old(row)))  # type: ignore[arg-type]
         self.gone.add(key)
@@ -104,6 +114,9 @@ class History:
         if moved:
             self.gone.add(key)
         if present:
+            if moved:
+                self.marked[key] = (*before, _time(len(self.sent) - 1))
+                self.marked.pop(row[: self.key_width], None)
             self.table[row[: self.key_width]] = row
             self.gone.discard(row[: self.key_width])
 
@@ -111,6 +124,12 @@ class History:
         self.truncated_at = len(self.sent)
         self.table.clear()
         self.gone.clear()
+        self.marked.clear()
+
+
+def _time(change: int) -> datetime.datetime:
+    """Return when the transaction of a change was committed."""
+    return _AT + datetime.timedelta(seconds=change)
 
 
 def applied(folded: Folded, target: dict[Row, Row], key_width: int, width: int) -> dict[Row, Row]:
@@ -205,6 +224,69 @@ def test_folding_agrees_with_the_model_on_keyed_tables(
     assert applied(folded, target, key_width, len(history.fields)) == history.table
     assert folded.inserts + folded.updates + folded.deletes == len(history.sent)
     assert folded.removed.num_rows == 0
+
+
+class Looked:
+    """Looks up live rows (changeset.Present)."""
+
+    def __init__(self, target: dict[Row, Row]) -> None:
+        self._target = target
+
+    def keys(self, keys: pa.Table) -> Any:
+        return np.array([OURS if tuple(row.values()) in self._target else 0 for row in keys.to_pylist()])
+
+    def copies(self, rows: pa.Table) -> Any:
+        raise AssertionError
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans(), st.booleans())
+def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, truncates: bool, looked: bool) -> None:
+    """With the values that they had and the time when they went, until their key is inserted again."""
+    key_fields, keys = KEYS[kind]
+    width, names = len(key_fields), [f.name for f in key_fields]
+    before = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=2, max_size=4))
+    live = {key: key + value for key, value in before.items()}
+    marked = {key: (*key, "was", 0, _time(-1)) for key in keys if key not in live}
+    history = History(key_fields + VALUES, width, full, dict(live), marked=dict(marked))
+    play(history, keys, data.draw(steps), truncates=truncates)
+    relation = Relation(T, "public", "t", "f", tuple(Column(0, f.name, Oid(25), -1) for f in history.fields))
+    log = FrameLog(block_bytes=300)
+    log.append([HEADER + write_message(message) for message in history.sent])
+    changes = decode_changes(split_by_relation(log.blocks()).get(T, []), relation, history.fields, key=names)
+    schema = pa.schema([*history.fields, soft_deletes.FIELD])
+    table = TargetTable("", schema, tuple(names), "public.t", soft_deletes=True)
+    ended = pa.array([_time(int(seq)) for seq in changes.seq], soft_deletes.FIELD.type)
+    marked_changes = with_deleted(changes, table, ended)
+    keywords: dict[str, Any] = {"full": full, "truncate_before": history.truncated_at, "ended": ended}
+    folded = fold(marked_changes, names, present=None, **keywords)
+    standing, free = set[Row](), set[Row]()
+    if folded.expected is not None:
+        standing, free = (
+            {tuple(row.values()) for row in rows.to_pylist()}
+            for rows in (folded.expected.standing, folded.expected.free)
+        )
+    if looked or not standing <= live.keys() or free & live.keys():
+        folded = fold(marked_changes, names, present=Looked(live), **keywords)
+        free = set()
+    result = {} if folded.truncated else {key: (*row, None) for key, row in live.items()} | marked
+    for key in free:
+        result.pop(key, None)
+    leaving = folded.deleted_keys if folded.expected is None else folded.expected.standing
+    for row in leaving.to_pylist():
+        result.pop(tuple(row.values()), None)
+    rows = [tuple(row.values()) for row in folded.images.to_pylist()]
+    for image in folded.masked.to_pylist():
+        filled = list(image.values())[: len(schema)]
+        base = live[tuple(image[f"{BASE_PREFIX}{place}"] for place in range(width))]
+        for place in range(width, len(history.fields)):
+            if image.get(f"{UNCHANGED_PREFIX}{place}"):
+                filled[place] = base[place]
+        rows.append(tuple(filled))
+    for row in rows:
+        assert row[:width] not in result, "a key twice"
+        result[row[:width]] = row
+    assert result == {key: (*row, None) for key, row in history.table.items()} | history.marked
 
 
 @settings(max_examples=200, deadline=None)

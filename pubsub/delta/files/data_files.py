@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub import allocators
+from pubsub.delta import soft_deletes
 from pubsub.delta.files import bounded_rows, constraints, partitions
 from pubsub.delta.log import durable_files
 from pubsub.delta.log.transactions import Action
@@ -276,7 +277,7 @@ def _divided(part: pa.Table) -> Iterable[pa.Table]:
 
 
 class _Bounds:
-    """A data file's statistics: the number of rows, and the least and greatest values of the key and the cluster columns.
+    """A data file's statistics: the number of rows, the least and greatest values of the key and the cluster columns, and NULLs.
 
     `columns`: those columns, whether they have bounds or not.
     """
@@ -288,15 +289,18 @@ class _Bounds:
         }
         self._low: dict[str, Any] = {}
         self._high: dict[str, Any] = {}
-        self._nulls = dict.fromkeys(self._names, 0)
+        self._counted = {**self._names}
+        if soft_deletes.DELETED_AT in self.columns:
+            self._counted[soft_deletes.DELETED_AT] = table.stored_name(soft_deletes.DELETED_AT)
+        self._nulls = dict.fromkeys(self._counted, 0)
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
         self._rows += rows.num_rows
+        for name in self._counted:
+            self._nulls[name] += rows.column(name).null_count
         for name in self._names:
-            column = rows.column(name)
-            self._nulls[name] += column.null_count
-            least_greatest = pc.min_max(column).as_py()
+            least_greatest = pc.min_max(rows.column(name)).as_py()
             low, high = least_greatest["min"], least_greatest["max"]
             if low is not None:
                 self._low[name] = min(self._low.get(name, low), low)
@@ -313,7 +317,7 @@ class _Bounds:
                 "numRecords": self._rows,
                 "minValues": {stored: _as_stat(self._low[name]) for name, stored in names.items()},
                 "maxValues": {stored: _as_stat(self._high[name]) for name, stored in names.items()},
-                "nullCount": {stored: self._nulls[name] for name, stored in self._names.items()},
+                "nullCount": {stored: self._nulls[name] for name, stored in self._counted.items()},
                 "tightBounds": True,
             },
             ensure_ascii=False,

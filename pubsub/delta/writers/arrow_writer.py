@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pubsub.delta.files import data_files, file_rows, key_set
+from pubsub.delta.files import data_files, file_rows, key_set, marked_rows
 from pubsub.delta.files.bounded_rows import ScatteredRows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import Found, find
@@ -36,6 +36,7 @@ from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
 from pubsub.delta.places import Place, is_reached
+from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.table import HISTORY, Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
 from pubsub.delta.writers.changeset import (
@@ -56,11 +57,15 @@ _SOUGHT_BYTES: Final = 256 << 20
 
 @dataclass(slots=True)
 class _Leaving:
-    """The rows that leave the table at one version of its log, and the keys for which they were found (None: there are none)."""
+    """The rows that leave the table at one version of its log, and the keys for which they were found (None: there are none).
+
+    `marked`: rows, marked as deleted, whose keys arrive again.
+    """
 
     version: int
     keys: KeySet | None
     rows: Sequence[Found]
+    marked: Sequence[Found] = ()
 
 
 @dataclass(slots=True)
@@ -106,7 +111,8 @@ def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
     """Return whether rows can be added here, and with `rewrites` also changed and deleted.  `log` must be refreshed."""
     if log.unsupported() is not None:
         return False
-    if not rewrites:
+    # A row that arrives may take the place of one that is marked as deleted.
+    if not rewrites and not table.soft_deletes:
         return True
     if not table.key:
         return False
@@ -301,7 +307,7 @@ def _changes(staged: DirectStaged) -> _Changes:
                 completed = data_files.write(staged.table, images, several=True)
                 changes.made += data_files.paths(log.table, completed)
                 changes.actions += completed
-            _mark(log, leaving.rows, now, changes)
+            _mark(log, [*leaving.rows, *leaving.marked], now, changes)
     except BaseException:
         data_files.remove(changes.made)
         raise
@@ -314,18 +320,20 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     if staged.leaving is None or staged.leaving.version != log.version:
         wanted: KeySet | None = None
         found: Sequence[Found] = ()
+        marked: list[Found] = []
         if staged.removed is not None:
             found = _find_copies(log, staged)
         if staged.deleted_keys is not None:
             wanted = KeySet(staged.deleted_keys.select(list(table.key)))
             found = list(find(log, wanted, table))
             if staged.all_stand:
+                found = list(marked_rows.only_live(log, table, found))
                 expectations.require_standing(wanted, found)
         if staged.free_keys is not None:
-            expectations.require_free(log, table, staged.free_keys)
+            marked += expectations.require_free(log, table, staged.free_keys)
         if staged.inserted is not None:
-            expectations.require_inserted_free(log, table, staged.inserted)
-        staged.leaving = _Leaving(log.version, wanted, found)
+            marked += expectations.require_inserted_free(log, table, staged.inserted)
+        staged.leaving = _Leaving(log.version, wanted, found, marked)
     return staged.leaving
 
 
@@ -384,11 +392,14 @@ def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
 def _mark(log: TableLog, found: Sequence[Found], now: int, changes: _Changes) -> None:
     """Remove the found rows: remove files that lose their last row, and give the others a new deletion vector."""
     marked: list[tuple[AddFile, BitMap64]] = []
+    by_file: dict[str, list[Found]] = {}
     for one in found:
+        by_file.setdefault(one.file.path, []).append(one)
+    for one, *others in by_file.values():
         changes.actions.append(remove_action(one.file, now))
-        if one.file.deleted + len(one.positions) == file_rows.rows_in(log, one.file):
+        bitmap = BitMap64(np.concatenate([some.positions for some in (one, *others)]).astype(np.uint64))
+        if one.file.deleted + len(bitmap) == file_rows.rows_in(log, one.file):
             continue
-        bitmap = BitMap64(one.positions.astype(np.uint64))
         marked.append((one.file, bitmap if one.vector is None else bitmap | one.vector))
     if not marked:
         return
@@ -518,6 +529,9 @@ def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt
             suspect |= keys_.rows(bases) >= 0
         moved = moved & suspect
     without: npt.NDArray[np.bool_] = np.logical_or(~there[of_key], moved)
+    if staged.table.soft_deletes:
+        # A deleted row has left the publisher, too: it stays if the table has it.
+        without &= staged.masked.column(DELETED_AT).is_null().to_numpy()
     return without
 
 

@@ -71,8 +71,9 @@ class TableWriters:
         self.large_at = time.monotonic()
         log, table = self._laid_out(table)
         rewrites = rewrites and not replace_all
-        if log is not None and self._takes_files(rows) and arrow_writer.accepts(log, table, rewrites=rewrites):
+        if log is not None and self._takes_files(table, rows) and arrow_writer.accepts(log, table, rewrites=rewrites):
             return DirectParts(log, table, replace_all=replace_all)
+        refuse_statement(table)
         return SparkParts(self._directory / uuid.uuid4().hex, table, replace_all=replace_all)
 
     def write(self, table: TargetTable, folded: Folded, *, replace_all: bool, rows: int = 0) -> AnyStaged:
@@ -81,13 +82,14 @@ class TableWriters:
         if folded.inserts + folded.updates + folded.deletes >= _LARGE:
             self.large_at = time.monotonic()
         log, table = self._laid_out(table)
-        if log is not None and self._takes_files(rows) and arrow_writer.suits(log, table, folded):
+        if log is not None and self._takes_files(table, rows) and arrow_writer.suits(log, table, folded):
             return arrow_writer.stage(log, table, folded, replace_all=replace_all)
+        refuse_statement(table)
         return spark_writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
 
-    def _takes_files(self, rows: int) -> bool:
+    def _takes_files(self, table: TargetTable, rows: int) -> bool:
         """Return whether our files may take a batch of so many changes."""
-        return self._direct and not 0 < self._statement_rows <= rows
+        return table.soft_deletes or (self._direct and not 0 < self._statement_rows <= rows)
 
     def _laid_out(self, table: TargetTable) -> tuple[TableLog | None, TargetTable]:
         """Return the table's log, refreshed, and the table as it is laid out; without a log if only Spark reaches it."""
@@ -178,6 +180,16 @@ class TableWriters:
             finally:
                 log.writing.release()
         return log
+
+
+def refuse_statement(table: TargetTable) -> None:
+    """Raise FeatureNotSupported for a table with soft deletes that only a statement of Spark's can write."""
+    if table.soft_deletes:
+        raise FeatureNotSupported(
+            f'the Delta table of "{table.relation}", whose deleted rows stay, can be written by Spark\'s statement alone',
+            detail=f'It lies at "{table.path}".',
+            hint=f"ALTER SUBSCRIPTION … SET (deletes = hard), and RESYNC TABLE {table.relation}.",
+        )
 
 
 def discard(staged: AnyStaged) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.delta.files import file_rows
+from pubsub.delta.files import file_rows, marked_rows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import Found, find
 from pubsub.delta.key_index.hashing import Secret, can_hash, hash_keys
@@ -66,29 +66,40 @@ def require_standing(keys: KeySet, found: Sequence[Found]) -> None:
         raise NotAsExpected("a row to be changed is missing")
 
 
-def require_free(log: TableLog, table: TargetTable, keys: pa.Table) -> None:
-    """Raise NotAsExpected if a row of the table has one of these keys, or if two of them are equal.  `log` must be refreshed."""
+def require_free(log: TableLog, table: TargetTable, keys: pa.Table) -> list[Found]:
+    """Raise NotAsExpected if a live row of the table has one of these keys, or if two of them are equal.
+
+    Return the rows with these keys that are marked as deleted: they make room.  `log` must be refreshed.
+    """
     if not keys.num_rows:
-        return
+        return []
     span = _range(keys)
     if span is not None and not _may_have(log, table, span):
-        return
+        return []
     wanted = KeySet(keys)
-    if not wanted.distinct or next(find(log, wanted, table), None) is not None:
-        raise NotAsExpected("a row is in the way")
+    if not wanted.distinct:
+        raise NotAsExpected("two rows have one key")
+    marked = []
+    for live, deleted in marked_rows.divided(log, table, find(log, wanted, table)):
+        if len(live.positions):
+            raise NotAsExpected("a row is in the way")
+        marked.append(deleted)
+    return marked
 
 
-def require_inserted_free(log: TableLog, table: TargetTable, inserted: Inserted) -> None:
+def require_inserted_free(log: TableLog, table: TargetTable, inserted: Inserted) -> list[Found]:
     """As `require_free`, for the keys in data files that are in no log yet."""
     ranges = inserted.ranges
     if ranges is not None and _apart(ranges) and not any(_may_have(log, table, one) for one in ranges):
-        return
+        return []
+    marked: list[Found] = []
     count = sum(file_of_action(action["add"]).rows or 0 for action in inserted.files)
     times = -(-count // _AT_ONCE) if all(can_hash(table.schema.field(name).type) for name in table.key) else 1
     for number in range(times):
         keys = list(_keys_in(log, table, inserted.files, number, times))
         if keys:
-            require_free(log, table, pa.Table.from_batches(keys).combine_chunks())
+            marked += require_free(log, table, pa.Table.from_batches(keys).combine_chunks())
+    return marked
 
 
 def _keys_in(

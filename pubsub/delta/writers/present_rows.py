@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pubsub.delta.files import file_rows
+from pubsub.delta.files import file_rows, marked_rows
 from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import find
 from pubsub.delta.log.table_log import TableLog
@@ -50,7 +50,8 @@ class TablePresent:
         wanted = KeySet(asked, whole=whole)
         answer = np.zeros(len(wanted), np.int64)
         if not whole and self._log is not None:
-            for found in find(self._log, wanted, file_rows.laid_out(self._log, self._table)):
+            table = file_rows.laid_out(self._log, self._table)
+            for found in marked_rows.only_live(self._log, table, find(self._log, wanted, table)):
                 writers = found.file.writers
                 answer[found.key_rows] = THEIRS if writers is not None and self._app_id not in writers else OURS
             return answer

@@ -15,6 +15,7 @@ from typing import Any, Final
 from catalog.records import State, SubscriptionRel
 from catalog.system_views import VIEWS
 from pubsub.delta import change_rows
+from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.server.system_catalogs.definitions import Row, definitions
 from pubsub.server.system_catalogs.functions import format_type
 
@@ -108,6 +109,8 @@ def tables(state: State) -> list[Table]:
         key = definition.get("key") or []
         if one.mode == "history":
             typed = _HISTORY | typed
+        elif one.deletes == "soft":
+            typed = {DELETED_AT: (1184, -1)} | typed
         attributes = tuple(Attribute(name, *typed.get(name, (_TEXT, -1)), name in key) for name in columns)
         said = f'Subscription "{names.get(one.subid, "")}", state {one.state.value}'
         found.append(
