@@ -215,6 +215,12 @@ class SubscriptionRel:
         return None if self.definition is None else json.loads(self.definition).get("deletes", "hard")
 
     @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The columns of its Delta table that say which change made a row, as kind and name."""
+        found = [] if self.definition is None else json.loads(self.definition).get("metadata", [])
+        return tuple((kind, name) for kind, name in found)
+
+    @property
     def closed(self) -> bool:
         """Whether columns may be left out of its Delta table, and those that are added later are."""
         return self._left_out() is not None

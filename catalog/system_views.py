@@ -76,8 +76,8 @@ def _subscription(state: State) -> Iterator[Row]:
             o.create_tables, o.types, o.on_table_error, o.schema_changes, o.dropped_columns,
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
-            o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes, o.columns,
-            o.exclude, o.mask,
+            o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
+            o.metadata, o.columns, o.exclude, o.mask,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
@@ -89,14 +89,14 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None, rel.mode,
-            ", ".join(rel.left_out), ", ".join(rel.masked), rel.deletes,
+            ", ".join(rel.left_out), ", ".join(rel.masked), rel.deletes, ", ".join(name for _, name in rel.metadata),
         )  # fmt: skip
 
     for sequence in state.sequences:
         yield (
             sequence.subid, sequence.relid, sequence.state.value,
             _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
-            sequence.path, None, None, None, False, None, None, None, None, None, None,
+            sequence.path, None, None, None, False, None, None, None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ VIEWS: Final = {
                 DOUBLE batch_age
                 LSN stop_lsn
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
-                TEXT columns exclude mask
+                TEXT metadata columns exclude mask
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""
@@ -244,7 +244,7 @@ VIEWS: Final = {
                 BIGINT estimated_rows
                 BOOL stopped
                 LSN error_lsn
-                TEXT foreign_commit mode left_out masked deletes"""
+                TEXT foreign_commit mode left_out masked deletes metadata"""
             ),
             _subscription_rel,
         ),

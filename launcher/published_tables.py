@@ -168,7 +168,8 @@ async def plan(
         choice = choose(layouts, definition, table.attnames, None)
         mode = layouts.mode_of(definition.schema, definition.name)
         deletes = layouts.deletes_of(definition.schema, definition.name)
-        planned = target_table(definition, table.attnames, path, choices, choice, mode, deletes)
+        metadata = layouts.metadata_of(definition.schema, definition.name)
+        planned = target_table(definition, table.attnames, path, choices, choice, mode, deletes, metadata)
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     if copy_data:

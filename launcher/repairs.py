@@ -39,12 +39,14 @@ from launcher.failures import typed
 from launcher.runner import Runner
 from pubsub import faults
 from pubsub.delta import table as delta
+from pubsub.delta.metadata_columns import copied
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.changeset import COUNT_COLUMN, Folded
 from pubsub.digest.source import SESSION, SourceTable
 from pubsub.digest.sums import Hashed, surplus
 from pubsub.digest.target import DeltaVersion
 from pubsub.errors import NotInPrerequisiteState, PubsubError, StartAgain
+from pubsub.protocol.arrow_arrays import repeated
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
@@ -214,6 +216,9 @@ class _Repair:
                 return rows_under(session, described.source, table, keys, types)
 
         rows = await self._engine.run_until_stopped(cut, read)
+        for name, value in copied(table.metadata, self._point.lsn).items():
+            same = repeated(pa.scalar(value, table.schema.field(name).type), rows.num_rows)
+            rows = rows.set_column(rows.schema.get_field_index(name), name, same)
         names = list(table.key)
         schema = pa.schema([pa.field(name, table.schema.field(name).type) for name in names])
         # PostgreSQL takes some different texts for one key: the row that it has found may have another one.
@@ -283,7 +288,7 @@ def _require_same_columns(
     The stream knows columns by their numbers.  It would drop or rename what was written under a name that another column has now.
     """
     known = attributes.current(relation.definition, properties, destination.app_id)
-    for name in described.target.schema.names:
+    for name in described.target.replicated:
         if name not in destination.table.schema.names:
             raise NotInPrerequisiteState(f'column "{name}" was added at the publisher, and not here yet')
     for name in attributes.named_otherwise(known, described.choice.columns):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pubsub.delta import change_rows
+from pubsub.delta import change_rows, metadata_columns
 from pubsub.delta.alter import widen
 from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def same_values(table: TargetTable, lsn: Lsn, generation: int) -> Mapping[str, str | int]:
-    """Return the values of columns that every row of the copy has alike; {} for a mirror."""
-    return {} if table.history is None else change_rows.copied(lsn, generation)
+    """Return the values, other than NULL, of columns that every row of the copy has alike."""
+    if table.history is None:
+        return metadata_columns.copied(table.metadata, lsn)
+    return change_rows.copied(lsn, generation)
 
 
 def prepare(log: TableLog | None, table: TargetTable, lsn: Lsn) -> None:

@@ -136,7 +136,8 @@ class PublisherTable:
             choice = choose(layouts, definition, found.attnames, relation.definition)
             mode = layouts.mode_of(definition.schema, definition.name)
             deletes = layouts.deletes_of(definition.schema, definition.name)
-            target = target_table(definition, found.attnames, relation.path, choices, choice, mode, deletes)
+            metadata = layouts.metadata_of(definition.schema, definition.name)
+            target = target_table(definition, found.attnames, relation.path, choices, choice, mode, deletes, metadata)
             target = with_mask_key(target, stored(relation.definition))
             return Seen(found, definition, target, choice)
 

@@ -12,6 +12,7 @@ from apply.schema_changes.attributes import Attributes, of_definition
 from apply.schema_changes.column_choice import Choice
 from pubsub.delta import change_rows, soft_deletes
 from pubsub.delta.files.key_set import can_match
+from pubsub.delta.metadata_columns import Metadata, fields_of
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
 from pubsub.masks import Masks
@@ -37,6 +38,7 @@ def target_table(
     choice: Choice | None = None,
     mode: Mode = "mirror",
     deletes: Deletes = "hard",
+    metadata: Metadata = (),
 ) -> TargetTable:
     """Return the Delta table for `definition`.
 
@@ -44,8 +46,8 @@ def target_table(
     published columns that it gets; None: all.
 
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
-    that history or soft deletes need, for a column of the key that is left out, for a mask that does not fit, and for soft deletes
-    of a table without a key, or with one of floating-point numbers.
+    that history, metadata or soft deletes need, for a column of the key that is left out, for a mask that does not fit, for
+    metadata or soft deletes of a table without a key, and for soft deletes of one whose key is of floating-point numbers.
     """
     qualified = f"{definition.schema}.{definition.name}"
     every = definition.published(published)
@@ -92,19 +94,41 @@ def target_table(
         return TargetTable(path, schema, (), qualified, history=key, closed=closed, masks=masks)
     fields = [field.with_nullable(field.name not in key) for field in fields]
     soft = deletes == "soft"
+    own = [*fields_of(metadata), *([soft_deletes.FIELD] if soft else [])]
+    _refuse_names_of_own(own, names, qualified)
     if soft:
         _refuse_unfit_for_soft_deletes(fields, key, qualified)
-        fields.append(soft_deletes.FIELD)
-    return TargetTable(path, pa.schema(fields), key, qualified, soft_deletes=soft, closed=closed, masks=masks)
+    if metadata and not key:
+        raise FeatureNotSupported(
+            f'table "{qualified}" has no key, without which its rows are found by all their columns',
+            hint="Give it a primary key, or leave it out of the option metadata.",
+        )
+    return TargetTable(
+        path,
+        pa.schema([*fields, *own]),
+        key,
+        qualified,
+        soft_deletes=soft,
+        metadata=metadata,
+        closed=closed,
+        masks=masks,
+    )
+
+
+def _refuse_names_of_own(own: Sequence[pa.Field], names: Iterable[str], relation: str) -> None:
+    folded = {folded_name(name): name for name in names}
+    for field in own:
+        other = folded.setdefault(folded_name(field.name), field.name)
+        if field.name == other and other not in names:
+            continue
+        option = "deletes = soft" if field.name == soft_deletes.DELETED_AT else "metadata"
+        raise FeatureNotSupported(
+            f'column "{other}" of table "{relation}" has a name that {option} needs',
+            hint="Rename it, publish the table with a column list, or give the option another name.",
+        )
 
 
 def _refuse_unfit_for_soft_deletes(fields: Sequence[pa.Field], key: Sequence[str], relation: str) -> None:
-    for field in fields:
-        if folded_name(field.name) == soft_deletes.DELETED_AT:
-            raise FeatureNotSupported(
-                f'column "{field.name}" of table "{relation}" has a name that deletes = soft needs',
-                hint="Rename it, or publish the table with a column list.",
-            )
     if not key:
         raise FeatureNotSupported(
             f'table "{relation}" has no key, by which a deleted row could be told from others',
@@ -203,7 +227,8 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     columns = [field.name for field in table.schema]
     history = {} if table.history is None else {"history": list(table.history)}
     deletes = {"deletes": "soft"} if table.soft_deletes else {}
-    known = {"columns": columns, "key": list(table.key), **history, **deletes, "attributes": attributes}
+    metadata = {"metadata": table.metadata} if table.metadata else {}
+    known = {"columns": columns, "key": list(table.key), **history, **deletes, **metadata, "attributes": attributes}
     return json.dumps(known, ensure_ascii=False)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from apply.batch import Batch
 from apply.staging.fold import fold
-from apply.staging.soft_deletes import commit_times, with_deleted
+from apply.staging.own_columns import with_own
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Folded, Present
@@ -124,10 +124,7 @@ def folded_for(
     Raises RowInTheWay if the table is not looked up, and must be; ProgramLimitExceeded for columns that no array holds (2 GB).
     """
 
-    ended: pa.Array | None = None
-    if destination.table.soft_deletes:
-        ended = commit_times(batch, changes)
-        changes = with_deleted(changes, destination.table, ended)
+    changes, leaving = with_own(changes, destination.table, batch)
 
     def folded_with(present: Present | None) -> Folded:
         return fold(
@@ -137,7 +134,7 @@ def folded_for(
             truncate_before=truncate_before,
             present=present,
             upsert=destination.window is not None,
-            ended=ended,
+            leaving=leaving,
         )
 
     try:

@@ -19,7 +19,7 @@ has is looked up by `present`.  Without it the first touch of a key tells what i
 the touch changes or deletes it, and that none has if one arrives.  `expected` has these keys, and whoever commits the change
 set looks whether it is so.
 
-Where deleted rows stay (soft_deletes), the last D of a key is an image, too, that leaves all values unchanged, and so is a key that
+Where deleted rows stay (own_columns), the last D of a key is an image, too, that leaves all values unchanged, and so is a key that
 a row leaves for good.  To everything else such a row is gone.
 
 Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and removes one copy of
@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apply.identity_missing import IdentityMissing
+from apply.staging.own_columns import Leaving
 from apply.staging.row_codes import dense, row_codes
-from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.writers.changeset import (
     BASE_PREFIX,
     COUNT_COLUMN,
@@ -68,15 +68,15 @@ def fold(
     truncate_before: int | None = None,
     present: Present | None = None,
     upsert: bool = False,
-    ended: pa.Array | None = None,
+    leaving: Leaving | None = None,
 ) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
     `key`: the names of the columns that identify a row, or None.  `full`: without a key, the old rows are whole (REPLICA IDENTITY
     FULL).  `truncate_before`: the `seq` of the table's last TRUNCATE in the batch; changes before it are void.  `present` looks
     up what the table holds; None: what it must hold is in `expected`.  `upsert`, with a key: rows that the batch inserts may be
-    in the table already, and nothing is expected of it.  `ended`, of a table whose deleted rows stay: when the transaction of each
-    change was committed; the changes are those of `soft_deletes.with_deleted`.
+    in the table already, and nothing is expected of it.  `leaving`, of a table whose deleted rows stay: from
+    own_columns.with_own, as the changes are.
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
@@ -87,7 +87,7 @@ def fold(
     missing = collisions = differing = expected = None
     if key:
         (images, masked, deleted), missing, collisions, differing, expected = _fold_keyed(
-            changes, key, truncated, present, upsert, ended
+            changes, key, truncated, present, upsert, leaving
         )
         removed = _no_rows(changes)
     else:
@@ -221,7 +221,7 @@ def _fold_keyed(
     truncated: bool,
     present: Present | None,
     upsert: bool,
-    ended: pa.Array | None,
+    leaving: Leaving | None,
 ) -> tuple[
     tuple[pa.Table, pa.Table, pa.Table], Conflicting | None, Conflicting | None, Conflicting | None, Expected | None
 ]:
@@ -253,13 +253,13 @@ def _fold_keyed(
         theirs = standing[_places(keys, touches)] == THEIRS
         differing = _conflicting(changes, keys, touches.event[first & touches.from_here & theirs])
     ends, left = touches.last() & touches.arrives, np.empty(0, np.int64)
-    if ended is not None:
+    if leaving is not None:
         deletes = changes.op[touches.event] == DELETE
         left = np.sort(touches.event[touches.last() & touches.leaves])
         ends = touches.last() & (touches.arrives | deletes)
     final = np.sort(touches.event[ends])
     # A row marked as deleted, which no look at the table has shown, makes room for an inserted one.
-    every_key = upsert or (ended is not None and present is not None)
+    every_key = upsert or (leaving is not None and present is not None)
     deleted = touches.only(first & (every_key | (changes.op[touches.event] != INSERT)))
     deleted_at = _places(keys, deleted)
     deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
@@ -270,8 +270,8 @@ def _fold_keyed(
             deleted_keys if here.all() else deleted_keys.filter(pa.array(here)), _free(changes, keys, touches, first)
         )
     predecessor = _predecessors(keys, touches)
-    if ended is not None and left.size:
-        values, unchanged, keys, predecessor = _with_left(values, unchanged, key, keys, predecessor, left, ended)
+    if leaving is not None and left.size:
+        values, unchanged, keys, predecessor = _with_left(values, unchanged, key, keys, predecessor, left, leaving)
         final = np.concatenate([final, np.arange(changes.count, changes.count + len(left))])
     images, masked = _images(values, unchanged, keys, predecessor, final, upsert)
     return (images, masked, deleted_keys), missing, collisions, differing, expected
@@ -390,7 +390,7 @@ def _with_left(
     keys: _EventKeys,
     predecessor: Indices,
     left: Indices,
-    ended: pa.Array,
+    leaving: Leaving,
 ) -> tuple[dict[str, pa.Array], dict[str, Mask], _EventKeys, Indices]:
     """Add for each of the events `left`, whose row leaves a key for good, one more: the deletion of a row under that key.
 
@@ -403,8 +403,8 @@ def _with_left(
     for name, column in values.items():
         if name in key:
             more[name] = keys.columns[name].take(pa.array(keys.left[left]))
-        elif name == DELETED_AT:
-            more[name] = ended.take(indices)
+        elif name in leaving:
+            more[name] = leaving[name].take(indices)
         else:
             more[name] = nulls(count, column.type)
             before = unchanged.get(name, np.zeros(len(events), np.bool_))

@@ -32,6 +32,7 @@ from pubsub.delta.places import is_reached
 from pubsub.delta.table import (
     DELETES,
     HISTORY,
+    METADATA,
     STATISTICS,
     Commit,
     TargetTable,
@@ -49,7 +50,7 @@ from pubsub.protocol.column_types import folded_name
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
-_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, STATISTICS)
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, METADATA, STATISTICS)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
@@ -152,6 +153,7 @@ def _actions(
         schema.mapping(columns),
         history=table.history,
         soft_deletes=table.soft_deletes,
+        metadata=table.metadata,
         closed=table.closed,
         masks=replace(
             table.masks, rules={change.rename.get(name, name): rule for name, rule in table.masks.rules.items()}

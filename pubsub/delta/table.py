@@ -7,14 +7,14 @@ position become durable together.  Reading it needs no JVM, as the deltalake pac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as of_dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub.delta import change_rows, history, soft_deletes
+from pubsub.delta import change_rows, history, metadata_columns, soft_deletes
 from pubsub.delta import schema_json as delta_schema
 from pubsub.delta.log import table_log
 from pubsub.delta.log.row_count import count_rows
@@ -41,6 +41,8 @@ HISTORY: Final = "pubsub.history"
 """The property of a table in mode history: what identifies a row of the publisher's table, as JSON."""
 DELETES: Final = "pubsub.deletes"
 """The property of a table whose deleted rows stay: "soft"."""
+METADATA: Final = "pubsub.metadata"
+"""The property of a table with metadata columns: their kinds and names, as JSON."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
@@ -68,6 +70,8 @@ class TargetTable:
     """In mode history (change_rows): the columns that identify a row of the publisher's table.  The table has no `key` then."""
     soft_deletes: bool = False
     """Whether deleted rows stay, marked (soft_deletes).  The table has a `key` then."""
+    metadata: metadata_columns.Metadata = ()
+    """The columns that say which change made a row.  The table has a `key` then."""
     closed: bool = False
     """Whether the publisher's columns are known by their numbers alone, since some may be left out; known only where they are read."""
     masks: Masks = NO_MASKS
@@ -84,17 +88,20 @@ class TargetTable:
     def bounded(self) -> tuple[str, ...]:
         """The columns of which data files have the least and the greatest value, if their types allow it."""
         first = () if self.history is None else (change_rows.LSN, *self.history)
-        deleted = (soft_deletes.DELETED_AT,) if self.soft_deletes else ()
-        names = dict.fromkeys((*first, *self.key, *deleted, *self.clustered_by))
+        names = dict.fromkeys((*first, *self.key, *self._own, *self.clustered_by))
         return tuple(name for name in names if name not in self.partitioned_by)
 
     @property
     def replicated(self) -> list[str]:
-        """The columns that are not this project's own (change_rows, soft_deletes)."""
-        own = frozenset() if self.history is None else change_rows.NAMES
-        if self.soft_deletes:
-            own = frozenset({soft_deletes.DELETED_AT})
+        """The columns that are not this project's own (change_rows, metadata_columns, soft_deletes)."""
+        own = self._own if self.history is None else change_rows.NAMES
         return [name for name in self.schema.names if name not in own]
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        """The columns that a mirror has for itself."""
+        deleted = (soft_deletes.DELETED_AT,) if self.soft_deletes else ()
+        return (*(name for _, name in self.metadata), *deleted)
 
     def identified_by(self, names: tuple[str, ...]) -> TargetTable:
         """Return the table with these columns as its identity."""
@@ -333,10 +340,11 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
 
 
 def mode_of(table: TargetTable) -> dict[str, str]:
-    """Return the property that says that the table is in mode history, or that its deleted rows stay; {} if neither."""
-    if table.soft_deletes:
-        return {DELETES: "soft"}
-    return {} if table.history is None else {HISTORY: json.dumps(list(table.history), ensure_ascii=False)}
+    """Return the properties that say which columns of its own the table has, and why; {} if it has none."""
+    if table.history is not None:
+        return {HISTORY: json.dumps(list(table.history), ensure_ascii=False)}
+    metadata = {METADATA: json.dumps(table.metadata, ensure_ascii=False)} if table.metadata else {}
+    return metadata | ({DELETES: "soft"} if table.soft_deletes else {})
 
 
 def refuse_history(table: TargetTable, found: Mapping[str, str]) -> None:
@@ -474,6 +482,7 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
         key=tuple(known["key"]),
         history=None if history is None else tuple(history),
         soft_deletes=known.get("deletes") == "soft",
+        metadata=_pairs(known.get("metadata", ())),
     )
 
 
@@ -485,7 +494,12 @@ def as_said(table: TargetTable, properties: Mapping[str, str]) -> TargetTable:
         key=tuple(json.loads(properties["pubsub.key"])),
         history=None if history is None else tuple(json.loads(history)),
         soft_deletes=properties.get(DELETES) == "soft",
+        metadata=_pairs(json.loads(properties.get(METADATA, "[]"))),
     )
+
+
+def _pairs(found: Iterable[Sequence[str]]) -> metadata_columns.Metadata:
+    return tuple((kind, name) for kind, name in found)
 
 
 def with_kept_columns(table: TargetTable) -> TargetTable:

@@ -1,5 +1,5 @@
-"""What the Delta tables of a subscription have, and how they lie: mode, deletes, columns, exclude, mask, partition_by, cluster_by
-and table_properties.
+"""What the Delta tables of a subscription have, and how they lie: mode, deletes, metadata, columns, exclude, mask,
+partition_by, cluster_by and table_properties.
 
     columns = 'public.users (id, name)'
     exclude = 'public.users (password), hr.* (salary)'
@@ -7,16 +7,17 @@ and table_properties.
     mode = 'history'
     mode = 'public.payments (history), sales.* (mirror)'
     deletes = 'public.users (soft)'
+    metadata = 'public.users (lsn, commit_time changed_at)'
     partition_by = 'public.orders (region), sales.* (country, kind)'
     cluster_by = 'public.customers (zip)'
     table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-properties, a mode, or how rows are deleted, in parentheses; a mode or a way to delete without a name is that of all tables.  The
-element that says most about a table counts alone.  Only what is excluded is joined, and so are masks and properties, of which
-those of the element that says most go before.  A name is written as in SQL; values with other than letters and digits are in
-double quotes.  The options take effect when a Delta table is created, mode, deletes, columns, exclude and mask whenever a table is
-copied; changing them does not affect existing tables.
+properties, a mode, how rows are deleted, or kinds of metadata, each perhaps with a column's name, in parentheses; a mode or a way
+to delete without a name is that of all tables.  The element that says most about a table counts alone.  Only what is excluded is
+joined, and so are masks and properties, of which those of the element that says most go before.  A name is written as in SQL;
+values with other than letters and digits are in double quotes.  The options take effect when a Delta table is created, mode,
+deletes, metadata, columns, exclude and mask whenever a table is copied; changing them does not affect existing tables.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ Mode = Literal["mirror", "history"]
 _MODES: Final[Mapping[str, Mode]] = {"mirror": "mirror", "history": "history"}
 #: hard: a deleted row goes.  soft: it stays, and has the time of its deletion (pubsub.delta.soft_deletes).
 Deletes = Literal["hard", "soft"]
+#: The kinds of metadata, in the order of their columns (pubsub.delta.metadata_columns), with the names that these have by themselves.
+_METADATA: Final = {kind: f"_pubsub_{kind}" for kind in ("lsn", "commit_time", "xid", "op")}
 _DELETES: Final[Mapping[str, Deletes]] = {"hard": "hard", "soft": "soft"}
 
 
@@ -95,6 +98,7 @@ class Layouts:
     properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     modes: Mapping[Pattern, Mode] = field(default_factory=dict)
     deletes: Mapping[Pattern, Deletes] = field(default_factory=dict)
+    metadata: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[Pattern, Mapping[str, MaskRule]] = field(default_factory=dict)
@@ -112,6 +116,7 @@ class Layouts:
         exclude: str = "",
         mask: str = "",
         deletes: str = "",
+        metadata: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -120,6 +125,7 @@ class Layouts:
             properties_of(table_properties),
             modes_of(mode),
             deletes_of(deletes),
+            metadata_of(metadata),
             columns_of("columns", columns),
             columns_of("exclude", exclude),
             masks_of(mask),
@@ -179,6 +185,17 @@ class Layouts:
             )
         return found
 
+    def metadata_of(self, schema: str, table: str) -> tuple[tuple[str, str], ...]:
+        """Return a table's metadata columns, kind and name.  Raises PubsubError (0A000) if it has a history, which has them all."""
+        found = _of_table(self.metadata, schema, table, {})
+        if found and self.mode_of(schema, table) == "history":
+            raise FeatureNotSupported(
+                f'table "{schema}.{table}" cannot have mode = history and metadata',
+                detail="A history has the metadata of each change.",
+                hint="Name it in one of mode and metadata.",
+            )
+        return tuple((kind, found[kind]) for kind in _METADATA if kind in found)
+
     def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
         """Raise UndefinedObject if columns, exclude or mask name columns of this very table that are not published."""
         for option, rules in self._naming_columns():
@@ -206,6 +223,7 @@ class Layouts:
             "table_properties": self.properties,
             "mode": self.modes,
             "deletes": self.deletes,
+            "metadata": self.metadata,
             "columns": self.columns,
             "exclude": self.exclude,
             "mask": self.mask,
@@ -289,6 +307,28 @@ def modes_of(text: str) -> dict[Pattern, Mode]:
 def deletes_of(text: str) -> dict[Pattern, Deletes]:
     """Parse deletes.  Raises PubsubError (22023) and SqlSyntaxError."""
     return _words_of("deletes", text, _DELETES, f"Rows are deleted {' or '.join(_DELETES)}.")
+
+
+def metadata_of(text: str) -> dict[Pattern, Mapping[str, str]]:
+    """Parse metadata.  Raises PubsubError (22023) and SqlSyntaxError."""
+    found: dict[Pattern, Mapping[str, str]] = {}
+    for pattern, inside in _elements("metadata", text):
+        names: dict[str, str] = {}
+        for item in _split(inside):
+            known = len(item) in (1, 2) and all(token.kind in (Kind.WORD, Kind.NAME) for token in item)
+            if not known or item[0].value not in _METADATA:
+                raise _invalid(
+                    "metadata",
+                    text,
+                    f"In the parentheses are some of {', '.join(_METADATA)}, each perhaps with a name, separated by commas.",
+                )
+            if item[0].value in names:
+                raise _invalid("metadata", text, "A column is named twice.")
+            names[item[0].value] = item[-1].value if len(item) == 2 else _METADATA[item[0].value]
+        if len(set(names.values())) < len(names):
+            raise _invalid("metadata", text, "Two columns have one name.")
+        _add(found, pattern, names, "metadata", text)
+    return found
 
 
 def _words_of(option: str, text: str, words: Mapping[str, V], detail: str) -> dict[Pattern, V]:

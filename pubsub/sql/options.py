@@ -17,7 +17,16 @@ from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.layouts import Layouts, columns_of, deletes_of, masks_of, modes_of, patterns_of, properties_of
+from pubsub.sql.layouts import (
+    Layouts,
+    columns_of,
+    deletes_of,
+    masks_of,
+    metadata_of,
+    modes_of,
+    patterns_of,
+    properties_of,
+)
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -57,7 +66,7 @@ class SubscriptionOptions:
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
     has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`,
-    `columns`, `exclude`, `mask`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and
+    `metadata`, `columns`, `exclude`, `mask`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and
     `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a
     directory of the publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
@@ -103,6 +112,7 @@ class SubscriptionOptions:
     table_properties: str = ""
     mode: str = ""
     deletes: str = ""
+    metadata: str = ""
     columns: str = ""
     exclude: str = ""
     mask: str = ""
@@ -121,6 +131,7 @@ class SubscriptionOptions:
             self.exclude,
             self.mask,
             self.deletes,
+            self.metadata,
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -161,6 +172,7 @@ STORED_OPTIONS: Final = (
     "table_properties",
     "mode",
     "deletes",
+    "metadata",
     "columns",
     "exclude",
     "mask",
@@ -433,6 +445,12 @@ def _deletes(option: Option) -> str:
     return text
 
 
+def _metadata(option: Option) -> str:
+    text = _string(option)
+    metadata_of(text)
+    return text
+
+
 def _table_properties(option: Option) -> str:
     text = _string(option)
     properties_of(text)
@@ -479,6 +497,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "table_properties": _table_properties,
     "mode": _mode,
     "deletes": _deletes,
+    "metadata": _metadata,
     "columns": _columns_by_table,
     "exclude": _columns_by_table,
     "mask": _masks,

@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.staging.fold import fold
-from apply.staging.soft_deletes import with_deleted
+from apply.staging.own_columns import with_columns
 from pubsub.delta import soft_deletes
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, OURS, UNCHANGED_PREFIX, Folded, Present
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Update, write_message
-from pubsub.protocol.rows import decode_changes, split_by_relation
+from pubsub.protocol.rows import DELETE, decode_changes, split_by_relation
 from pubsub.reorderbuffer.log import FrameLog
 
 T = Oid(16384)
@@ -257,8 +258,10 @@ def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, trun
     schema = pa.schema([*history.fields, soft_deletes.FIELD])
     table = TargetTable("", schema, tuple(names), "public.t", soft_deletes=True)
     ended = pa.array([_time(int(seq)) for seq in changes.seq], soft_deletes.FIELD.type)
-    marked_changes = with_deleted(changes, table, ended)
-    keywords: dict[str, Any] = {"full": full, "truncate_before": history.truncated_at, "ended": ended}
+    deleted_at = pc.if_else(pa.array(changes.op == DELETE), ended, pa.scalar(None, ended.type))
+    marked_changes = with_columns(changes, table, {soft_deletes.DELETED_AT: deleted_at})
+    leaving = {soft_deletes.DELETED_AT: ended}
+    keywords: dict[str, Any] = {"full": full, "truncate_before": history.truncated_at, "leaving": leaving}
     folded = fold(marked_changes, names, present=None, **keywords)
     standing, free = set[Row](), set[Row]()
     if folded.expected is not None:
@@ -272,8 +275,8 @@ def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, trun
     result = {} if folded.truncated else {key: (*row, None) for key, row in live.items()} | marked
     for key in free:
         result.pop(key, None)
-    leaving = folded.deleted_keys if folded.expected is None else folded.expected.standing
-    for row in leaving.to_pylist():
+    gone = folded.deleted_keys if folded.expected is None else folded.expected.standing
+    for row in gone.to_pylist():
         result.pop(tuple(row.values()), None)
     rows = [tuple(row.values()) for row in folded.images.to_pylist()]
     for image in folded.masked.to_pylist():

@@ -40,6 +40,8 @@ _HISTORY: Final = {
     change_rows.UNCHANGED: (1009, -1),
 }
 
+_METADATA: Final = {"lsn": (20, -1), "commit_time": (1184, -1), "xid": (20, -1), "op": (_TEXT, -1)}
+
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
@@ -109,8 +111,8 @@ def tables(state: State) -> list[Table]:
         key = definition.get("key") or []
         if one.mode == "history":
             typed = _HISTORY | typed
-        elif one.deletes == "soft":
-            typed = {DELETED_AT: (1184, -1)} | typed
+        else:
+            typed = {name: _METADATA[kind] for kind, name in one.metadata} | {DELETED_AT: (1184, -1)} | typed
         attributes = tuple(Attribute(name, *typed.get(name, (_TEXT, -1)), name in key) for name in columns)
         said = f'Subscription "{names.get(one.subid, "")}", state {one.state.value}'
         found.append(

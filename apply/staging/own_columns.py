@@ -1,0 +1,86 @@
+"""Give a batch's changes the columns that a Delta table has for itself: of the change that made a row, and when it was deleted.
+
+Where deleted rows stay (pubsub.delta.soft_deletes) a deletion leaves the row as it is and says when it was made, so it is like an
+UPDATE that leaves everything unchanged: what the publisher does not send of a deleted row, the fold takes from the changes before
+it, or from the table's row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from apply.batch import Batch, Transaction
+from pubsub.delta import soft_deletes
+from pubsub.delta.metadata_columns import KINDS
+from pubsub.delta.soft_deletes import DELETED_AT
+from pubsub.delta.table import TargetTable
+from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
+from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
+
+#: What a row that leaves its key, and stays there as a deleted one, has in the table's own columns, for each change.
+Leaving = Mapping[str, pa.Array]
+
+_OF_TRANSACTION: Final[Mapping[str, Callable[[Transaction], int]]] = {
+    "lsn": lambda transaction: int(transaction.end_lsn),
+    "commit_time": lambda transaction: transaction.committed_at,
+    "xid": lambda transaction: transaction.xid,
+}
+
+
+def with_own(changes: Changes, table: TargetTable, batch: Batch) -> tuple[Changes, Leaving | None]:
+    """Return the changes with all of the table's columns, and, if its deleted rows stay, what they have in its own ones."""
+    if not table.metadata and not table.soft_deletes:
+        return changes, None
+    transactions = batch.transactions_of(changes.seq)
+    own = {name: _of(kind, changes, batch, transactions) for kind, name in table.metadata}
+    leaving = None
+    if table.soft_deletes:
+        ended = _of("commit_time", changes, batch, transactions)
+        deleted = pa.array(changes.op == DELETE)
+        own[DELETED_AT] = pc.if_else(deleted, ended, pa.scalar(None, soft_deletes.FIELD.type))
+        ops = {name: pa.repeat(pa.scalar("D"), changes.count) for kind, name in table.metadata if kind == "op"}
+        leaving = {**own, DELETED_AT: ended, **ops}
+    return with_columns(changes, table, own), leaving
+
+
+def with_columns(changes: Changes, table: TargetTable, own: Mapping[str, pa.Array]) -> Changes:
+    """Return the changes with the columns `own`, too; where deleted rows stay, deleted ones with what was sent of them."""
+    new = {field.name: own.get(field.name, changes.new.get(field.name)) for field in table.schema}
+    deleted: Mask = changes.op == DELETE
+    if not table.soft_deletes or not deleted.any():
+        return dataclasses.replace(changes, new=new)
+    unchanged = dict(changes.unchanged)
+    whole = changes.old_kind == OLD_ROW
+    for name in table.replicated:
+        if name in changes.old:
+            new[name] = _chosen(deleted, changes.old[name], changes.new[name])
+        if name not in table.key:
+            unsent = deleted & ~whole if name in changes.old else deleted
+            unchanged[name] = unchanged[name] | unsent if name in unchanged else unsent
+    return dataclasses.replace(changes, new=new, unchanged=unchanged)
+
+
+def _of(kind: str, changes: Changes, batch: Batch, transactions: Indices) -> pa.Array:
+    """Return what a metadata column of this kind has for each change; `transactions`: the places of theirs."""
+    if not changes.count:
+        return nulls(0, KINDS[kind])
+    if kind == "op":
+        places = np.searchsorted(_OPS, changes.op).astype(np.int8)
+        return pa.DictionaryArray.from_arrays(pa.array(places), pa.array([chr(op) for op in _OPS])).cast(pa.string())
+    values = np.array([_OF_TRANSACTION[kind](one) for one in batch.transactions], np.int64)
+    return pa.array(values[transactions]).cast(KINDS[kind])
+
+
+_OPS: Final = np.sort(np.array([INSERT, UPDATE, DELETE], np.uint8))
+
+
+def _chosen(mask: Mask, one: pa.Array, other: pa.Array) -> pa.Array:
+    """Return `one` where the mask is set, else `other`.  By index, so for nested types, too."""
+    own = np.arange(len(mask))
+    return pa.concat_arrays([one, other]).take(pa.array(np.where(mask, own, own + len(mask))))
