@@ -14,7 +14,7 @@ from apply.staging.fold import fold
 from apply.staging.own_columns import with_own
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.delta.writers.changeset import Folded, Present
+from pubsub.delta.writers.changeset import Conflicting, Folded, Present
 from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol import pgoutput
@@ -148,7 +148,18 @@ def folded_for(
         raise ProgramLimitExceeded("a column of the batch is too large", detail=str(error)) from error
     if folded.collisions is not None and folded.expected is not None:
         raise RowInTheWay(destination)
-    return folded
+    names = destination.table.replicated
+    return replace(
+        folded,
+        missing=_as_sent(folded.missing, names),
+        collisions=_as_sent(folded.collisions, names),
+        differing=_as_sent(folded.differing, names),
+    )
+
+
+def _as_sent(conflicting: Conflicting | None, names: Sequence[str]) -> Conflicting | None:
+    """Leave out the columns that only the target has, which no message about a change should show."""
+    return None if conflicting is None else replace(conflicting, rows=conflicting.rows.select(names))
 
 
 def look_for_others(writers: TableWriters, destination: Destination) -> None:

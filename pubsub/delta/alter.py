@@ -195,7 +195,8 @@ def _definition(
     if partitioned_by is not None:
         table = replace(table, partitioned_by=tuple(partitioned_by))
     configuration = dict(log.properties)
-    configuration.pop(STATISTICS, None)
+    for name in (STATISTICS, DELETES, METADATA):
+        configuration.pop(name, None)
     configuration |= {**described(table), **properties}
     if table.mapped:
         greatest = max(_greatest(log), *(number for _, number in table.mapped.values()))

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from apply.staging import stage_batch
+from pubsub.delta.table import DELETES, METADATA, properties
 from pubsub.errors import PubsubError
 from tablesync import choose_copier
 from tests.support.replica import Replica
@@ -127,6 +128,16 @@ def test_what_a_deleted_row_is_to_changes(replica: Replica) -> None:
     replica.execute("DELETE FROM t WHERE id = 11; TRUNCATE t; INSERT INTO t VALUES (12, 'new', 1, 1)")
     replica.caught_up()
     assert [row["id"] for row in replica.rows("t")] == [12]
+    replica.alter("SET (deletes = hard, metadata = 'public.t (op)')")
+    replica.alter("RESYNC TABLE public.t")
+    replica.until_ready()
+    replica.execute("DELETE FROM t; INSERT INTO t VALUES (13, 'new', 1, 1)")
+    replica.caught_up()
+    assert replica.rows("t") == [{"id": 13, "v": "new", "n": 1, "w": 1, "_pubsub_op": "I"}]
+    ((path,),) = [
+        row.values() for row in replica.node.fetch("SELECT path FROM pg_subscription_rel WHERE relation = 'public.t'")
+    ]
+    assert properties(path).keys() & {DELETES, METADATA} == {METADATA}
 
 
 @pytest.mark.full
@@ -189,6 +200,40 @@ _STATEMENTS = (
     "UPDATE t SET v = '{other}' WHERE id = {one}",
     "UPDATE t SET id = {other} WHERE id = {one}",
 )
+
+
+@pytest.mark.full
+def test_beside_other_writers_and_a_repair(replica: Replica, spark: Any) -> None:
+    """OPTIMIZE joins live and deleted rows in one file; what a job changes by hand is a conflict, and is repaired."""
+    replica.execute(SETUP, watch("t"))
+    replica.subscribe(deletes="'public.t (soft)'", metadata="'public.t (op, lsn)'")
+    replica.until_ready()
+    replica.execute("DELETE FROM t WHERE id < 10", "UPDATE t SET n = 0 WHERE id = 12")
+    assert_soft(replica, "t", "id, v, n")
+    path = replica.path("t")
+    spark.session.sql(f"OPTIMIZE delta.`{path}`")
+    replica.execute(
+        "DELETE FROM t WHERE id = 11", "INSERT INTO t VALUES (1, 'back', 1)", "UPDATE t SET n = 1 WHERE id = 13"
+    )
+    assert_soft(replica, "t", "id, v, n")
+    spark.session.sql(f"UPDATE delta.`{path}` SET n = -1 WHERE id IN (2, 14)")
+    spark.session.sql(f"DELETE FROM delta.`{path}` WHERE id = 15")
+    spark.session.sql(f"INSERT INTO delta.`{path}` (id, v, n) VALUES (99, 'theirs', 0)")
+    replica.execute("DELETE FROM t WHERE id = 16")
+    replica.caught_up()
+    verify = replica.node._node.verify
+    (found,) = [one for one in replica.node.run(verify(replica.name, repair=True)).tables if one.relation == "public.t"]
+    assert found.repaired == 3
+    (found,) = [one for one in replica.node.run(verify(replica.name)).tables if one.relation == "public.t"]
+    assert found.outcome == "equal"
+    live = {row["id"]: row for row in replica.rows("t") if row["_pubsub_deleted_at"] is None}
+    assert set(live) == {key for (key,) in replica.query("SELECT id FROM t")}
+    assert (live[14]["n"], live[14]["_pubsub_op"], live[15]["v"]) == (14, "R", "x" * 5000 + "15")
+    replica.execute("DELETE FROM t WHERE id IN (14, 15)")
+    replica.caught_up()
+    marked = {row["id"]: row["n"] for row in replica.rows("t") if row["_pubsub_deleted_at"] is not None}
+    assert (marked[14], marked[15], marked[2]) == (14, 15, -1), "a job's change of a deleted row is its own"
+
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "CREATE TABLE k (id int)": ({}, 'table "public.k" has no key, by which a deleted row could be told from others'),
