@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -36,35 +37,39 @@ def watch(table: str, key: str = "id") -> str:
 def assert_soft(
     replica: Replica, table: str, columns: str = "id, v", since: datetime | None = None
 ) -> list[dict[str, Any]]:
-    """Check all rows of the Delta table, once it has caught up; return those that are marked as deleted.
+    """Check all rows of the Delta table, as `assert_rows`, once it has caught up."""
+    replica.caught_up()
+    return assert_rows(replica.rows(table), replica.query, table, columns, since)
+
+
+def assert_rows(
+    rows: list[dict[str, Any]],
+    ask: Callable[[str], list[tuple[Any, ...]]],
+    table: str,
+    columns: str,
+    since: datetime | None = None,
+) -> list[dict[str, Any]]:
+    """Check all rows of a Delta table; return those that are marked as deleted.  `ask`: runs a query on the publisher.
 
     `since`: when the table was ready; of the rows that were deleted before, those that it has are rows of the publisher's.
     """
-    replica.caught_up()
     names = [name.strip() for name in columns.split(",")]
-    rows = replica.rows(table)
 
     def of(chosen: list[dict[str, Any]]) -> Counter[Any]:
         return Counter(tuple(row[name] for name in names) for row in chosen)
 
     marked = [row for row in rows if row["_pubsub_deleted_at"] is not None]
-    assert of([row for row in rows if row["_pubsub_deleted_at"] is None]) == Counter(
-        replica.query(f"SELECT {columns} FROM {table}")
-    ), "rows that the publisher has"
-    gone = Counter(replica.query(f"SELECT {columns} FROM gone_{table}"))
+    live = Counter(ask(f"SELECT {columns} FROM {table}"))
+    assert of([row for row in rows if row["_pubsub_deleted_at"] is None]) == live, "rows that the publisher has"
+    gone = Counter(ask(f"SELECT {columns} FROM gone_{table}"))
     if since is None:
         assert of(marked) == gone, "rows that it had"
     else:
-        assert of(marked) <= gone
-        late = Counter(replica.query(f"SELECT {columns} FROM gone_{table} WHERE gone_at > '{since.isoformat()}'"))
-        assert late <= of(marked), "rows that were deleted since"
-    _check_times(replica, table, names[0], marked)
-    return marked
-
-
-def _check_times(replica: Replica, table: str, key: str, marked: list[dict[str, Any]]) -> None:
-    """Check that each row was marked with the time of a commit, which came after its deletion and before now."""
-    at: dict[Any, datetime] = dict(replica.query(f"SELECT {key}, gone_at FROM gone_{table}"))
-    ((now,),) = replica.query("SELECT clock_timestamp()")
+        late = Counter(ask(f"SELECT {columns} FROM gone_{table} WHERE gone_at > '{since.isoformat()}'"))
+        assert late <= of(marked) <= gone, "rows that were deleted since"
+    # Each has the time of a commit, which came after its deletion and before now.
+    at: dict[Any, datetime] = dict(ask(f"SELECT {names[0]}, gone_at FROM gone_{table}"))
+    ((now,),) = ask("SELECT clock_timestamp()")
     for row in marked:
-        assert at[row[key]] <= row["_pubsub_deleted_at"] <= now, row
+        assert at[row[names[0]]] <= row["_pubsub_deleted_at"] <= now, row
+    return marked
