@@ -38,7 +38,8 @@ async def explain(error: PubsubError, subscription: Subscription) -> None:
         ):
             published = await publication.published_tables(connection, subscription.publications, relid)
             definition = await definitions.table_definition(connection, relid)
-            found = await unfit_identities(connection, definition, published[0].attnames if published else None)
+            attnames = published[0].attnames if published else None
+            found = (await unfit_identities(connection, [(definition, attnames)]))[definition.oid]
             if found:
                 details = [*([error.detail] if error.detail else []), *(one.detail for one in found[:_NAMED])]
                 # In the detail, because what stops alone gets a hint of its own about this.

@@ -173,8 +173,7 @@ async def plan(
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     if copy_data:
-        for one in plans:
-            await _refuse_unreadable(connection, one)
+        await _refuse_unreadable(connection, plans)
     for one in plans:
         refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
     await _refuse_owned(session.catalog, plans, leaving, subid)
@@ -371,20 +370,26 @@ def refuse_layout(target: TargetTable, layout: Layout) -> None:
             )
 
 
-async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
-    definition = one.definition
-    columns = definition.names(one.published.attnames)
+async def _refuse_unreadable(connection: Connection, plans: Sequence[Plan]) -> None:
+    readable = await definitions.readable_tables(connection, {one.definition.oid: _read(one) for one in plans})
+    for one in plans:
+        definition = one.definition
+        if definition.oid in readable:
+            continue
+        name = quote_qualified(definition.schema, definition.name)
+        role = quote_identifier(connection.user)
+        raise InsufficientPrivilege(
+            f"permission denied for table {definition.name}",
+            detail=f'Role {role} may not read table "{one.target.relation}" on the publisher, and its rows are to be copied.',
+            hint=f"GRANT SELECT ON {name} TO {role}; or use WITH (copy_data = false).",
+        )
+
+
+def _read(one: Plan) -> Sequence[str]:
+    """Return the columns that a copy reads."""
     if one.choice.left_out or one.target.masks:
-        columns = [name for name in one.target.replicated if name not in one.target.masks.absent]
-    if await definitions.can_select(connection, definition.oid, columns):
-        return
-    name = quote_qualified(definition.schema, definition.name)
-    role = quote_identifier(connection.user)
-    raise InsufficientPrivilege(
-        f"permission denied for table {definition.name}",
-        detail=f'Role {role} may not read table "{one.target.relation}" on the publisher, and its rows are to be copied.',
-        hint=f"GRANT SELECT ON {name} TO {role}; or use WITH (copy_data = false).",
-    )
+        return [name for name in one.target.replicated if name not in one.target.masks.absent]
+    return one.definition.names(one.published.attnames)
 
 
 def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:

@@ -18,7 +18,7 @@ from pubsub.publisher import definitions, publication, replication, sequences
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
-from pubsub.publisher.replica_identities import refused_keys, unfit_identities
+from pubsub.publisher.replica_identities import Unfit, refused_keys, unfit_identities
 from pubsub.sql.identifiers import encode_path, quote_identifier, quote_qualified
 
 Severity = Literal["ok", "warning", "error"]
@@ -289,10 +289,7 @@ def _identity(table: PublishedTable, definition: TableDefinition, name: str) -> 
     return []
 
 
-async def _identities(connection: Connection, table: PublishedTable, definition: TableDefinition) -> list[Finding]:
-    """Check that the rows of updates and deletes can be found, those of a partitioned table's partitions, too."""
-    if not table.publishes_updates:
-        return []
+def _unfit(unfit: Iterable[Unfit]) -> list[Finding]:
     return [
         Finding(
             "warning" if one.refused else "error",
@@ -301,7 +298,7 @@ async def _identities(connection: Connection, table: PublishedTable, definition:
             hint="Until then INSERT alone works.",
             change=(one.change,),
         )
-        for one in await unfit_identities(connection, definition, table.attnames)
+        for one in unfit
     ]
 
 
@@ -336,12 +333,18 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
         )
         for same in _same_but_for_case(qualified(table) for table in tables)
     ]
-    for table in tables:
-        if table.oid not in known:
-            continue  # dropped meanwhile
+    # What was dropped meanwhile is not in `known`.
+    there = [table for table in tables if table.oid in known]
+    # The rows of updates and deletes must be found, those of a partitioned table's partitions, too.
+    updated = [(known[table.oid], table.attnames) for table in there if table.publishes_updates]
+    unfit = await unfit_identities(connection, updated)
+    columns = {table.oid: known[table.oid].names(table.attnames) for table in there}
+    readable = await definitions.readable_tables(connection, columns)
+    policed = await definitions.under_row_security(connection, [table.oid for table in there])
+    for table in there:
         findings += check_table(table, known[table.oid], roots.get(table.oid))
-        findings += await _identities(connection, table, known[table.oid])
-        if not await definitions.can_select(connection, table.oid, known[table.oid].names(table.attnames)):
+        findings += _unfit(unfit.get(table.oid, ()))
+        if table.oid not in readable:
             findings.append(
                 Finding(
                     "error",
@@ -350,7 +353,7 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
                     change=grants(table.schema, table.name, connection.user),
                 )
             )
-        elif await definitions.is_subject_to_row_security(connection, table.oid):
+        elif table.oid in policed:
             findings.append(
                 Finding(
                     "error",

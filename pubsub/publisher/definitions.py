@@ -9,7 +9,7 @@ Follows tablesync.c (fetch_remote_table_info).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -257,19 +257,20 @@ async def is_superuser(connection: Connection) -> bool:
     return truth(row[0])
 
 
-async def can_select(connection: Connection, oid: int, attnames: Sequence[str]) -> bool:
-    """Return whether the role may read these columns of the table, and use its schema.
+async def readable_tables(connection: Connection, columns: Mapping[Oid, Sequence[str]]) -> set[Oid]:
+    """Return those of the tables whose `columns` the role may read, and whose schema it may use.
 
     `ctid` is one that a grant of the others does not include; a grant of the table does.
     """
-    rows = await connection.query(_CAN_SELECT, [oid, list(attnames)])
-    return bool(rows) and truth(rows[0][0])
+    pairs = [(oid, name) for oid, names in columns.items() for name in names]
+    rows = await connection.query(_READABLE, [list(columns), [oid for oid, _ in pairs], [name for _, name in pairs]])
+    return {as_oid(row[0]) for row in rows}
 
 
-async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
-    """Return whether row security would hide rows of the table from this role: a copy fails then (row_security off)."""
-    (row,) = await connection.query("SELECT row_security_active($1::oid)", [oid])
-    return truth(row[0])
+async def under_row_security(connection: Connection, oids: Sequence[Oid]) -> set[Oid]:
+    """Return those of the tables of which row security would hide rows: a copy fails then (row_security off)."""
+    rows = await connection.query("SELECT oid FROM unnest($1::oid[]) AS oid WHERE row_security_active(oid)", [oids])
+    return {as_oid(row[0]) for row in rows}
 
 
 _SERVER_INFO: Final = """
@@ -410,12 +411,18 @@ SELECT coalesce(sum(p.tuples_processed), 0), coalesce(sum(p.bytes_processed), 0)
  WHERE a.application_name = $1::name::text AND p.datname = current_database()
 """
 
-_CAN_SELECT: Final = """
-SELECT has_schema_privilege(c.relnamespace, 'USAGE')
-       AND (has_table_privilege(c.oid, 'SELECT')
-            OR (SELECT bool_and(has_column_privilege(c.oid, attname, 'SELECT')) FROM unnest($2::text[]) attname))
+# The columns are asked for only where no grant has the whole table.
+_READABLE: Final = """
+SELECT c.oid
   FROM pg_class c
- WHERE c.oid = $1::oid
+ WHERE c.oid = ANY ($1::oid[])
+       AND has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+UNION ALL
+SELECT c.oid
+  FROM pg_class c JOIN unnest($2::oid[], $3::text[]) AS wanted (oid, attname) ON wanted.oid = c.oid
+ WHERE has_schema_privilege(c.relnamespace, 'USAGE') AND NOT has_table_privilege(c.oid, 'SELECT')
+ GROUP BY c.oid
+HAVING bool_and(has_column_privilege(c.oid, wanted.attname, 'SELECT'))
 """
 
 

@@ -15,7 +15,7 @@ from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.fields import array, as_oid, text, truth
-from pubsub.publisher.replica_identities import full, unfit_identities
+from pubsub.publisher.replica_identities import Unfit, full, unfit_identities
 from pubsub.sql.identifiers import quote_qualified
 
 
@@ -54,20 +54,21 @@ async def publishable_tables(
     )
     holding = [tuple(map(as_oid, array(text(row[4])))) for row in rows]
     known = await definitions.table_definitions(connection, (oid for oids in holding for oid in oids), sizes=False)
+    unfit = await unfit_identities(connection, ((table, None) for table in known.values()))
     found = []
     for (schema, name, owned, inherited, _), oids in zip(rows, holding, strict=True):
-        changes = [await _change(connection, known[oid]) for oid in oids if oid in known]
+        changes = [_change(known[oid], unfit[oid]) for oid in oids if oid in known]
         change = tuple(line for line in changes if line is not None)
         found.append(Publishable(text(schema), text(name), truth(owned), truth(inherited), change))
     return found
 
 
-async def _change(connection: Connection, table: TableDefinition) -> str | None:
+def _change(table: TableDefinition, unfit: Sequence[Unfit]) -> str | None:
     if table.replica_identity == "f":
         return None
     if not table.identity_key:
         return full(table)
-    return next((one.change for one in await unfit_identities(connection, table, None) if one.refused), None)
+    return next((one.change for one in unfit if one.refused), None)
 
 
 # pg_publication.c: is_publishable_class.  A table is judged by those that hold its rows.

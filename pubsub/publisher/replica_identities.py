@@ -13,11 +13,13 @@ without it; from 18 on it refuses them (execReplication.c: CheckCmdReplicaIdenti
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import FeatureNotSupported
+from pubsub.protocol.ids import Oid
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
@@ -54,18 +56,27 @@ def refused_keys(columns: Iterable[ColumnDefinition], key: Collection[str], rela
 
 
 async def unfit_identities(
-    connection: Connection, definition: TableDefinition, attnames: Sequence[str] | None
-) -> list[Unfit]:
-    """Return the unfit identities of a published table and its partitions; `attnames` as in PublishedTable."""
-    if definition.kind == "p":
-        return await _of_partitions(connection, definition, attnames)
+    connection: Connection, tables: Iterable[tuple[TableDefinition, Sequence[str] | None]]
+) -> dict[Oid, list[Unfit]]:
+    """Return the unfit identities of published tables and their partitions, by the table; attnames as in PublishedTable."""
+    listed = list(tables)
+    leaves = await _partitions(connection, [table for table, _ in listed if table.kind == "p"])
+    return {
+        table.oid: _of_partitions(table, attnames, leaves.get(table.oid, []))
+        if table.kind == "p"
+        else _of_table(connection.server_version, table, attnames)
+        for table, attnames in listed
+    }
+
+
+def _of_table(server_version: int, definition: TableDefinition, attnames: Sequence[str] | None) -> list[Unfit]:
     key = definition.identity_key
     generated = [c.name for c in definition.columns if c.generated and c.name in key]
     unsent = [f'"{name}"' for name in generated if attnames is None or name not in attnames]
     if not unsent:
         return []
     name = f"{definition.schema}.{definition.name}"
-    refused = connection.server_version >= _REFUSES_GENERATED
+    refused = server_version >= _REFUSES_GENERATED
     what = f"generated column {', '.join(unsent)}"
     return [
         Unfit(
@@ -81,14 +92,30 @@ async def unfit_identities(
     ]
 
 
-async def _of_partitions(connection: Connection, root: TableDefinition, attnames: Sequence[str] | None) -> list[Unfit]:
+async def _partitions(connection: Connection, roots: Sequence[TableDefinition]) -> dict[Oid, list[TableDefinition]]:
+    """Return the partitions that have rows, by their root."""
+    if not roots:
+        return {}
+    pairs = [
+        (as_oid(root), as_oid(leaf)) for root, leaf in await connection.query(_LEAVES, [[one.oid for one in roots]])
+    ]
+    known = await definitions.table_definitions(connection, (leaf for _, leaf in pairs), sizes=False)
+    found: dict[Oid, list[TableDefinition]] = defaultdict(list)
+    for root, leaf in pairs:
+        if leaf in known:
+            found[root].append(known[leaf])
+    return found
+
+
+def _of_partitions(
+    root: TableDefinition, attnames: Sequence[str] | None, leaves: Iterable[TableDefinition]
+) -> list[Unfit]:
     published = {column.name for column in root.published(attnames)}
     key = definitions.row_key(root, published)
     if not key and root.replica_identity != "f":
         return []
-    oids = [as_oid(row[0]) for row in await connection.query(_LEAVES, [root.oid])]
     found = []
-    for leaf in (await definitions.table_definitions(connection, oids, sizes=False)).values():
+    for leaf in leaves:
         # With NOTHING, or without the key of DEFAULT, the publisher refuses updates and deletes by itself.
         if leaf.replica_identity == "f" or (not leaf.identity_key and root.replica_identity != "f"):
             continue
@@ -115,4 +142,9 @@ def full(table: TableDefinition) -> str:
     return f"ALTER TABLE {quote_qualified(table.schema, table.name)} REPLICA IDENTITY FULL;"
 
 
-_LEAVES: Final = "SELECT relid::oid FROM pg_partition_tree($1::oid) WHERE isleaf ORDER BY 1"
+_LEAVES: Final = """
+SELECT root, tree.relid::oid
+  FROM unnest($1::oid[]) AS root, pg_partition_tree(root) AS tree
+ WHERE tree.isleaf
+ ORDER BY 1, 2
+"""

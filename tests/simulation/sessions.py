@@ -321,6 +321,9 @@ class Session:
     def _prepared(self) -> Answer:
         return [(str(one.xid), one.gid) for one in self.server.running() if one.gid is not None]
 
+    def _readable(self, oids: Sequence[int], *_: Any) -> Answer:
+        return [(str(oid),) for oid in oids]
+
     def _no_progress(self, _: str) -> Answer:
         return [("0", "0")]
 
@@ -339,7 +342,7 @@ _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     (definitions._HELD_TYPES, Session._held_types),
     (definitions._COLUMNS, Session._columns),
     (definitions._TABLES, Session._tables),
-    (definitions._CAN_SELECT, Session._true),
+    (definitions._READABLE, Session._readable),
     (definitions._COPY_PROGRESS, Session._no_progress),
     (publication._EXISTING_PUBLICATIONS, Session._publications),
     (publication._PUBLISHED_TABLES, Session._published),

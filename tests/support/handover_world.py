@@ -225,7 +225,7 @@ class Connection:
     async def query(self, sql: str, params: Any = ()) -> list[tuple[str]]:
         """Answer whether the role may read a table by its places."""
         await self.world.chance.step()
-        return [("t",)]
+        return [(str(params[0][0]),)]
 
     async def __aenter__(self) -> Self:
         return self
