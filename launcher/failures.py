@@ -14,7 +14,7 @@ import psycopg
 
 from apply.isolation import NO_SNAPSHOT
 from pubsub import errors
-from pubsub.errors import PubsubError
+from pubsub.errors import PubsubError, SerializationFailure
 from pubsub.publisher.conninfo import split_report
 from pubsub.texts import first_line
 
@@ -70,6 +70,8 @@ def _typed(error: BaseException) -> PubsubError:
     found = _of_a_task(cause)
     if found is not None:
         package, name, message = found.groups()
+        if (package, name) == ("pubsub", SerializationFailure.__name__):
+            return SerializationFailure(message)
         return PubsubError(message, sqlstate=_sqlstate(package, name))
     return PubsubError(f"{type(cause).__name__}: {first_line(cause)}", sqlstate="XX000")
 

@@ -37,7 +37,7 @@ from launcher.slot_losses import SlotLosses
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
-from pubsub.errors import Overtaken, StartAgain, UndefinedObject
+from pubsub.errors import Overtaken, PubsubError, SerializationFailure, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
@@ -231,7 +231,7 @@ class Runner:
                         await self._report(error, None, count=applying)
                         if isinstance(cause, SlotLost):
                             self._node.slot_losses.lost(self.subscription, cause)
-                        if applying and self._disables():
+                        if applying and self._disables(known):
                             await self._disable()
                             return
                 finally:
@@ -306,7 +306,7 @@ class Runner:
             self._copies.failed(relid, time.monotonic())
             await self._report(error, relation)
             # PostgreSQL launches no such worker while the publisher is away; apply's own error tells of a connection that breaks.
-            if self._disables() and not is_absence(typed(error)):
+            if self._disables(known := typed(error)) and not is_absence(known):
                 await self._disable()
         finally:
             self._asking.discard(relid)
@@ -355,7 +355,7 @@ class Runner:
             _go_on_unless_cancelled()
             self._sequences_failed = True
             await self._report(error, None, of="sync_seq")
-            if self._disables() and not is_absence(typed(error)):
+            if self._disables(known := typed(error)) and not is_absence(known):
                 await self._disable()
             return False
         finally:
@@ -440,9 +440,14 @@ class Runner:
         if relid is not None:
             await catalog.set_relation_error(subscription.oid, relid, known.message, known.hint)
 
-    def _disables(self) -> bool:
-        """Return whether a worker's error disables the subscription: not while the workers end, which may fail what they do."""
-        return self.subscription.options.disable_on_error and not self._ending.is_set()
+    def _disables(self, error: PubsubError) -> bool:
+        """Return whether a worker's error disables the subscription.
+
+        None does while the workers end, which may fail what they do; nor does a SerializationFailure of ours, which
+        another attempt gets over: PostgreSQL has no such error.
+        """
+        passing = isinstance(error, SerializationFailure)
+        return self.subscription.options.disable_on_error and not passing and not self._ending.is_set()
 
     async def _disable(self) -> None:
         with suppress(UndefinedObject):  # it was dropped meanwhile

@@ -19,6 +19,7 @@ from pubsub.errors import (
     Overtaken,
     PublisherError,
     PubsubError,
+    SerializationFailure,
     StartAgain,
     UndefinedTable,
 )
@@ -160,6 +161,9 @@ def of_table(error: PubsubError) -> PubsubError:
         (ConnectionFailure("server closed the connection unexpectedly"), True, False, True),
         (ConnectionFailure("connection refused"), False, False, False),
         (PublisherError("terminating connection due to administrator command", sqlstate="57P01"), True, False, True),
+        # Ours, as of a Delta table that others write all the time.
+        (of_table(SerializationFailure("other writers were first")), True, False, False),
+        (PublisherError("canceling statement due to conflict with recovery", sqlstate="40001"), True, False, True),
         # As of a batch that waits for a sync worker when the daemon ends.
         (NotInPrerequisiteState("told to end before the sync worker was done"), True, True, False),
     ],
