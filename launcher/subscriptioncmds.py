@@ -38,7 +38,16 @@ async def execute(session: Session, statement: CreateSubscription | AlterSubscri
         case _:
             assert_never(statement)
     tag = command_tag(statement)
-    await session.catalog.note_command(tag, str(statement))
+    try:
+        await session.catalog.note_command(tag, str(statement))
+    except PubsubError as error:
+        # The statement has taken effect: whoever is told that it failed gives it again.
+        session.notice(
+            f"{tag} was carried out, but could not be noted for the log",
+            "WARNING",
+            detail=error.message,
+            hint=error.hint,
+        )
     session.wake()
     return tag
 

@@ -409,3 +409,25 @@ async def test_each_command_is_noted_for_the_log_without_its_password(client: Cl
         "DROP SUBSCRIPTION t",
     ):
         assert word in told
+
+
+async def test_a_command_that_was_done_does_not_fail_because_it_could_not_be_noted(
+    client: Client, nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that it had failed, and whoever gave it again was told that the subscription exists."""
+
+    async def full(*_: object) -> None:
+        raise PubsubError("the catalog could not be written: database or disk is full", sqlstate="53100")
+
+    monkeypatch.setattr(client.session.catalog, "note_command", full)
+    woken: list[bool] = []
+    client.session.wake = lambda: woken.append(True)
+    assert await client.run(UNCONNECTED.format(nowhere)) == "CREATE SUBSCRIPTION"
+    assert (await client.session.catalog.subscription("s")).name == "s"
+    told = client.notices[-1]
+    assert (told.severity, told.message) == (
+        "WARNING",
+        "CREATE SUBSCRIPTION was carried out, but could not be noted for the log",
+    )
+    assert told.detail == "the catalog could not be written: database or disk is full"
+    assert woken
