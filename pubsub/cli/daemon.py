@@ -174,11 +174,13 @@ async def _monitored(settings: Settings, pictures: Pictures, observed: Observed)
         yield None
         return
     from pubsub.monitoring.endpoint import Endpoint
+    from pubsub.monitoring.node import NodeSource
     from pubsub.monitoring.page import Page
 
     page = Page(pictures.take, observed, settings.http.ready_lag)
     paths = page.paths() if settings.http.page else {}
-    endpoint = await Endpoint.open(place, pictures.take, settings.http.ready_lag, paths, hosts=settings.http.names)
+    source = NodeSource(pictures.take, settings.http.ready_lag)
+    endpoint = await Endpoint.open(place, source, paths, hosts=settings.http.names)
     watching = asyncio.create_task(page.watch()) if settings.http.page else None
     try:
         yield endpoint.place
@@ -270,9 +272,10 @@ async def _monitored_standing_by(settings: Settings) -> AsyncIterator[str | None
     if place is None:
         yield None
         return
-    from pubsub.monitoring.standby import StandbyEndpoint
+    from pubsub.monitoring.endpoint import Endpoint
+    from pubsub.monitoring.standby import StandbySource
 
-    endpoint = await StandbyEndpoint.listen(place)
+    endpoint = await Endpoint.open(place, StandbySource())
     try:
         yield endpoint.place
     finally:

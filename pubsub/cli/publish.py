@@ -82,10 +82,11 @@ async def _monitored(settings: Settings, doors: Doors) -> AsyncIterator[str | No
     if place is None:
         yield None
         return
-    from pubsub.monitoring.publisher import PublisherEndpoint
+    from pubsub.monitoring.endpoint import Endpoint
+    from pubsub.monitoring.publisher import PublisherSource
 
     assert doors.publisher is not None
-    endpoint = await PublisherEndpoint.listen(place, doors.publisher)
+    endpoint = await Endpoint.open(place, PublisherSource(doors.publisher))
     try:
         yield endpoint.place
     finally:

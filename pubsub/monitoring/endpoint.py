@@ -17,20 +17,17 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import h11
 import structlog
 
 from pubsub.errors import PubsubError
 from pubsub.monitoring.answers import TEXT, Answer, Asked, Handler, as_json
-from pubsub.monitoring.picture import Picture
-from pubsub.monitoring.readiness import obstacles
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -64,18 +61,26 @@ _HEADERS: Final = (
 )
 
 
+class Source(Protocol):
+    """What is served."""
+
+    async def families(self) -> Callable[[], Iterator[Metric]]:
+        """Return what makes the metrics, of this moment; it is called in a thread."""
+
+    async def ready(self) -> Answer:
+        """Return the answer to /ready."""
+
+
 class Endpoint:
-    """Serves what `take` returns, until `close`; made by `open`."""
+    """Serves what `source` tells, until `close`; made by `open`."""
 
     def __init__(
         self,
-        take: Callable[[], Awaitable[Picture]],
-        ready_lag: float,
+        source: Source,
         more: Mapping[str, Handler] = MappingProxyType({}),
         hosts: Iterable[str] = (),
     ) -> None:
-        self._take = take
-        self._ready_lag = ready_lag
+        self._source = source
         self._hosts = frozenset(host.lower() for host in ("localhost", socket.gethostname(), *hosts))
         self._page = frozenset(more)
         self._paths: Mapping[str, Handler] = MappingProxyType(
@@ -93,8 +98,7 @@ class Endpoint:
     async def open(
         cls,
         place: tuple[str, int],
-        take: Callable[[], Awaitable[Picture]],
-        ready_lag: float,
+        source: Source,
         more: Mapping[str, Handler] = MappingProxyType({}),
         *,
         hosts: Iterable[str] = (),
@@ -105,7 +109,7 @@ class Endpoint:
         these, besides addresses, localhost, the machine's name and the host of `place`.
         """
         host, port = place
-        endpoint = cls(take, ready_lag, more, (host, *hosts))
+        endpoint = cls(source, more, (host, *hosts))
         try:
             endpoint._server = await asyncio.start_server(endpoint._accepted, host, port, limit=MAX_REQUEST)
         except OSError as error:
@@ -205,23 +209,14 @@ class Endpoint:
         from pubsub.monitoring.metrics import exposition
 
         async with self._making:
-            kind, body = await asyncio.to_thread(exposition, await self._families(), asked.accept)
+            kind, body = await asyncio.to_thread(exposition, await self._source.families(), asked.accept)
         return Answer(HTTPStatus.OK, kind, body)
-
-    async def _families(self) -> Callable[[], Iterator[Metric]]:
-        from pubsub.monitoring.metrics import families
-
-        return partial(families, await self._take())
 
     async def _health(self, asked: Asked) -> Answer:
         return as_json(HTTPStatus.OK, {"status": "alive"})
 
     async def _ready(self, asked: Asked) -> Answer:
-        picture = await self._take()
-        found = obstacles(picture.status, self._ready_lag)
-        if found:
-            return as_json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "subscriptions": found})
-        return as_json(HTTPStatus.OK, {"status": "ready"})
+        return await self._source.ready()
 
 
 async def _request(protocol: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:

@@ -33,6 +33,7 @@ from catalog.states import RelState
 from pubsub.logs import RecentEvents
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.endpoint import Endpoint
+from pubsub.monitoring.node import NodeSource
 from pubsub.monitoring.page import Page
 from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.node.status import from_state
@@ -231,7 +232,7 @@ def served(tables: int = 1000, *, hostile: bool = False) -> Iterator[str]:
 
     async def begin() -> Endpoint:
         page = Page(take, observed(datetime.now(UTC), tables, hostile=hostile), 60)
-        return await Endpoint.open(("127.0.0.1", 0), take, 60, page.paths())
+        return await Endpoint.open(("127.0.0.1", 0), NodeSource(take, 60), page.paths())
 
     endpoint = asyncio.run_coroutine_threadsafe(begin(), loop).result()
     try:

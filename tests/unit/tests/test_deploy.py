@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pubsub.monitoring.endpoint import Endpoint
 from pubsub.monitoring.metrics import exposition, families
+from pubsub.monitoring.node import NodeSource
 from pubsub.settings import Settings
 from tests.support import promtool
 from tests.unit.pubsub.monitoring.test_metrics import picture
@@ -195,7 +196,7 @@ def test_the_pods_of_kubernetes() -> None:
     place = settings.http.place()
     assert place is not None
     assert port["containerPort"] == manifests["Service"]["spec"]["ports"][0]["port"] == place[1]
-    endpoint = Endpoint(picture_of_nothing, 0.0)
+    endpoint = Endpoint(NodeSource(picture_of_nothing, 0.0))
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = container[probe]["httpGet"]
         assert (asked["path"] in endpoint._paths, asked["port"]) == (True, port["name"])

@@ -41,8 +41,10 @@ from pubsub.monitoring import endpoint as endpoints
 from pubsub.monitoring.answers import Answer, Asked, Handler
 from pubsub.monitoring.endpoint import MAX_CLIENTS, Endpoint
 from pubsub.monitoring.metrics import exposition, families
+from pubsub.monitoring.node import NodeSource
 from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.monitoring.readiness import obstacles
+from pubsub.monitoring.standby import StandbySource
 from pubsub.node.status import from_state
 from pubsub.node.verify.report import TableReport
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -283,7 +285,7 @@ async def served(
     async def one() -> Picture:
         return picture()
 
-    opened = await Endpoint.open(("127.0.0.1", 0), take or one, 60, more, hosts=hosts)
+    opened = await Endpoint.open(("127.0.0.1", 0), NodeSource(take or one, 60), more, hosts=hosts)
     try:
         yield opened
     finally:
@@ -430,5 +432,5 @@ async def test_a_place_that_is_taken_is_an_error_with_a_hint() -> None:
         assert place.place is not None
         port = int(place.place.rpartition(":")[2])
         with pytest.raises(PubsubError, match="could not listen on") as caught:
-            await Endpoint.open(("127.0.0.1", port), lambda: asyncio.sleep(0), 60)  # type: ignore[arg-type]
+            await Endpoint.open(("127.0.0.1", port), StandbySource())
         assert "http.listen" in str(caught.value.hint)

@@ -23,6 +23,7 @@ from pubsub.monitoring.copies import CopyEnds
 from pubsub.monitoring.document import Observed, Query, document
 from pubsub.monitoring.endpoint import Endpoint
 from pubsub.monitoring.history import POINTS, STEPS, History
+from pubsub.monitoring.node import NodeSource
 from pubsub.monitoring.page import Page
 from pubsub.monitoring.picture import Picture
 from pubsub.node.status import NodeStatus, from_state
@@ -245,7 +246,7 @@ async def served() -> AsyncIterator[Endpoint]:
         return picture(datetime.now(UTC), 30, hostile=True)
 
     page = Page(take, Observed(), 60)
-    endpoint = await Endpoint.open(("127.0.0.1", 0), take, 60, page.paths())
+    endpoint = await Endpoint.open(("127.0.0.1", 0), NodeSource(take, 60), page.paths())
     try:
         yield endpoint
     finally:
