@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 from pubsub.errors import SerializationFailure
 from pubsub.publisher.copy_out import part_of_table
 from pubsub.publisher.definitions import TableDefinition
-from pubsub.sql.identifiers import quote_identifier, quote_literal
+from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
 
 if TYPE_CHECKING:
     from psycopg import Connection
+    from psycopg.pq.abc import PGresult
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def hold_as_described(connection: Connection, table: ReadTable) -> None:
         what = "altered" if isinstance(error, psycopg.errors.UndefinedColumn) else "renamed or dropped"
         raise _changed(table, what, error.diag.message_primary) from error
     assert found is not None
-    if table.columns and found.ftable(0) != table.oid:
+    if _oid(connection, table, found) != table.oid:
         raise _changed(table, "renamed", "Another table has its name.")
     for place, name in enumerate(table.columns):
         if table.attributes[name] != (found.ftablecol(place), found.ftype(place)):
@@ -88,6 +89,16 @@ def hold_as_described(connection: Connection, table: ReadTable) -> None:
         raise _changed(
             table, "rewritten or truncated", "The snapshot does not see its rows any more, or in other places."
         )
+
+
+def _oid(connection: Connection, table: ReadTable, found: PGresult) -> int:
+    """Return the oid of the table that was `found` under its name, and is locked."""
+    if table.columns:
+        return found.ftable(0)
+    # As if all columns are masked: then the answer to the statement names no table.
+    name = quote_literal(quote_qualified(table.schema, table.name))
+    ((oid,),) = connection.execute(f"SELECT pg_catalog.to_regclass({name})::pg_catalog.oid".encode()).fetchall()
+    return int(oid)
 
 
 def _changed(table: ReadTable, how: str, detail: str | None) -> SerializationFailure:

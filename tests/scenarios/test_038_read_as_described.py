@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
-from pubsub.publisher.read_table import ReadTable
+from pubsub.publisher.read_table import ReadTable, hold_as_described
 from pubsub.testing.fixtures import Database
 from tablesync import chunk_reader, window
 from tests.support.replica import Faults, Replica, wait_until
@@ -144,6 +145,23 @@ def test_altered_before_rows_are_read_again(database: Database, alter: str, how:
     (error,) = found
     assert isinstance(error, SerializationFailure), found
     assert f"was {how} while it was read" in error.message
+
+
+def test_a_table_of_which_no_column_is_read(database: Database) -> None:
+    """As if all are masked: then there is no column whose table the server tells, and another's rows were copied."""
+    database.execute(f"{TABLE}; {OTHER}")
+    read = replace(Reader(database).read, columns=())
+    with psycopg.connect(database.conninfo) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        hold_as_described(connection, read)
+    # Without any column's name that could be another's.
+    alone = replace(read, attributes={})
+    with psycopg.connect(database.conninfo) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        database.execute("ALTER TABLE a RENAME TO x; ALTER TABLE other RENAME TO a")
+        for one in (read, alone):
+            with pytest.raises(SerializationFailure, match="was renamed while it was read"):
+                hold_as_described(connection, one)
 
 
 @pytest.mark.full
