@@ -12,7 +12,7 @@ from apply.schema_changes import attributes
 from apply.schema_changes.column_choice import replicated
 from catalog.records import SubscriptionRel
 from pubsub.digest.forms import Form, RowForm, form_of
-from pubsub.digest.source import SourceTable, largest_file
+from pubsub.digest.source import SourceTable, largest_file, require_places
 from pubsub.digest.target import DeltaVersion
 from pubsub.errors import PubsubError
 from pubsub.protocol.ids import Oid
@@ -123,10 +123,12 @@ def source_table(
 ) -> SourceTable:
     """Return the publisher's table as the digest reads it; `connection`: with the snapshot that `found` is of.  Blocks.
 
-    The table stays as it is until the connection's transaction ends.  Raises SerializationFailure (hold_as_described).
+    The table stays as it is until the connection's transaction ends.  Raises SerializationFailure (hold_as_described), and
+    InsufficientPrivilege (require_places).
     """
     table, definition = found.tables[Oid(relation.relid)], found.definitions[Oid(relation.relid)]
     read = ReadTable.of(definition, form.columns)
+    require_places(connection, read)
     hold_as_described(connection, read)
     return SourceTable(
         read,

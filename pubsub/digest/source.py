@@ -17,13 +17,13 @@ import pyarrow as pa
 from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import hash_texts
 from pubsub.digest.sums import Hashed, Sums, range_sql
-from pubsub.errors import FeatureNotSupported
+from pubsub.errors import FeatureNotSupported, InsufficientPrivilege
 from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.text.copy_csv import parse_copy
 from pubsub.publisher import copy_out
 from pubsub.publisher.key_condition import equality_operators, is_one_of
 from pubsub.publisher.read_table import ReadTable
-from pubsub.sql.identifiers import quote_identifier, quote_literal
+from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -170,6 +170,27 @@ def require_same_hashes(connection: Connection) -> None:
             "the publisher's hash functions give other results than expected",
             detail="Its processor is big-endian, or its PostgreSQL is of a version with other functions.",
         )
+
+
+def require_places(connection: Connection, table: ReadTable) -> None:
+    """Raise InsufficientPrivilege, with the GRANT, if the role may not ask where the table's rows are.
+
+    A grant of the table includes that, one of its columns does not.
+    """
+    ((allowed, role),) = connection.execute(_MAY_ASK_FOR_PLACES.encode(), {"oid": table.oid}).fetchall()
+    if not allowed:
+        name = quote_qualified(table.schema, table.name)
+        raise InsufficientPrivilege(
+            f"permission denied for table {table.name}",
+            detail=f'Rows of "{table}" are compared by their places, which a grant of its columns does not include.',
+            hint=f"GRANT SELECT (ctid, tableoid) ON {name} TO {quote_identifier(role)};",
+        )
+
+
+_MAY_ASK_FOR_PLACES: Final = """
+SELECT bool_and(has_column_privilege(%(oid)s::oid, name, 'SELECT')), current_user
+  FROM (VALUES ('ctid'), ('tableoid')) AS of_system (name)
+"""
 
 
 def largest_file(connection: Connection, oid: int) -> int | None:

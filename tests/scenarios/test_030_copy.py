@@ -366,6 +366,13 @@ def test_a_role_that_may_read_columns_only(replica: Replica) -> None:
         replica.node.execute(f"CREATE SUBSCRIPTION {replica.name} CONNECTION {quote_literal(conninfo)} PUBLICATION p")
         replica.created = True
         replica.assert_equal("a")
+        # A comparison needs the places, and says so.
+        report = replica.node.verify(replica.name).tables[0]
+        assert (report.outcome, report.reason) == ("failed", "permission denied for table a"), report
+        grant = f"GRANT SELECT (ctid, tableoid) ON public.a TO {role};"
+        assert report.hint == grant
+        replica.execute(grant)
+        assert replica.node.verify(replica.name).tables[0].outcome == "equal"
         replica.drop()
     finally:
         replica.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
