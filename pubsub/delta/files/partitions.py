@@ -10,6 +10,7 @@ text.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC
@@ -21,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pubsub.delta.places import is_local
 from pubsub.delta.table import TargetTable
 from pubsub.errors import DataCorrupted, InvalidValue
 from pubsub.protocol.arrow_arrays import repeated
@@ -30,6 +32,8 @@ _NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_NAME: Final = 255
 # How much of a value that is refused an error shows.
 _SHOWN_BYTES: Final = 50
+# What Spark escapes there (ExternalCatalogUtils.scala: escapePathName).
+_ESCAPED: Final = re.compile(rb"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 # What a directory's name has unescaped; ASCII alone, since a JVM in the C locale takes no other names.
 _SAFE: Final = " !$&'()+,;@~"
 
@@ -87,8 +91,10 @@ def _codes(column: pa.Array) -> Any:
 def require_storable(table: TargetTable, rows: pa.Table | pa.RecordBatch) -> None:
     """Raise InvalidValue if a partition column's value cannot be stored; Spark would store it as another.
 
-    It makes '' NULL, and a directory's name for it, and reads bytes as UTF-8.
+    It makes '' NULL, and a directory's name for it, and reads bytes as UTF-8.  A text that is too long for a directory's name
+    fails there.
     """
+    bounded = is_local(table.path) or table.path.startswith("hdfs:")
     for name in _present(table, rows):
         kind, column = table.schema.field(name).type, rows.column(name)
         if pa.types.is_binary(kind):
@@ -100,6 +106,28 @@ def require_storable(table: TargetTable, rows: pa.Table | pa.RecordBatch) -> Non
             for text in ("", _NULL_DIRECTORY):
                 if pc.any(pc.equal(column, text)).as_py():
                     raise _not_storable(table, name, text, ", and Spark reads this as NULL there.")
+        else:
+            continue
+        if bounded and (long := _too_long(table.stored_name(name), column)) is not None:
+            why = f", and Spark's directory of this value would be longer than {_LONGEST_NAME} bytes."
+            raise _not_storable(table, name, f"{long[:_SHOWN_BYTES]}…", why)
+
+
+def _too_long(name: str, column: pa.Array | pa.ChunkedArray) -> str | None:
+    """Return a text of the column that is too long for the directory that Spark makes for it; None if there is none."""
+    room = _LONGEST_NAME - len(_escaped_by_spark(name.encode())) - 1
+    lengths = pc.binary_length(column)
+    # A byte becomes three at most.
+    suspects = column.filter(pc.fill_null(pc.greater(lengths, room // 3), False)).unique()
+    for value in suspects.to_pylist():
+        text = value.encode() if isinstance(value, str) else value
+        if len(_escaped_by_spark(text)) > room:
+            return str(text.decode())
+    return None
+
+
+def _escaped_by_spark(text: bytes) -> bytes:
+    return _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], text)
 
 
 def _is_text(value: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -122,6 +123,27 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         rows = pa.record_batch({"p": [b"a", bad], "q": ["", ""]}, schema=schema)
         with pytest.raises(InvalidValue, match=f'value "{shown}.*" cannot be stored in column "p"'):
             partitions.require_storable(table, rows)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_a_value_that_is_too_long_for_the_name_that_spark_gives(tmp_path: Path, kind: pa.DataType) -> None:
+    """Spark's job failed with the file system's "File name too long", and the worker started again for ever."""
+    schema = pa.schema([pa.field("p", kind), pa.field("q", pa.string())])
+    table = TargetTable(str(tmp_path / "t"), schema, (), "s.t", partitioned_by=("p",))
+    whole, escaped = "ü" * 126, "/" * 84
+    for fits, too_long in ((whole + "a", whole + "ab"), (escaped + "a", escaped + "ab")):
+        good = pa.table({"p": pa.array([fits, None], pa.string()).cast(kind), "q": [too_long, ""]}, schema=schema)
+        partitions.require_storable(table, good)
+        (tmp_path / f"p={fits}".replace("/", "%2F")).mkdir()
+        bad = pa.table({"p": pa.array([fits, too_long], pa.string()).cast(kind), "q": ["", ""]}, schema=schema)
+        with pytest.raises(InvalidValue, match='cannot be stored in column "p"') as raised:
+            partitions.require_storable(table, bad)
+        assert "would be longer than 255 bytes" in str(raised.value.detail)
+        assert len(raised.value.message) < 200
+        with pytest.raises(OSError, match="too long"):
+            (tmp_path / f"p={too_long}".replace("/", "%2F")).mkdir()
+        # A store has no directories.
+        partitions.require_storable(replace(table, path="s3a://lake/t"), bad)
 
 
 def test_a_value_that_is_too_long_for_a_name(tmp_path: Path) -> None:
