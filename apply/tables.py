@@ -201,7 +201,11 @@ class ApplyTables:
                 raise _Synchronized
 
         settled = None if until_committed is None else until_settled
-        await self._copy_again(await self._follower.follow(batch, tables, settled, self.version))
+        again = await self._follower.follow(batch, tables, settled, self.version)
+        if {one.relid for one in again} & {entry.relation.relid for entry in under_way}:
+            # A sync worker that goes on fails when it stores s for a table in state i.
+            await until_settled()
+        await self._copy_again(again)
 
     def _destinations(self, entries: Mapping[tuple[str, str], RelationEntry]) -> Mapping[tuple[str, str], Destination]:
         """Return where rows of these tables go, without those that have left or get nothing any more."""

@@ -13,6 +13,7 @@ from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Follower, Looked
+from catalog.states import RelState
 from pubsub.errors import NotInPrerequisiteState, StartAgain
 from pubsub.protocol.lsn import Lsn
 from tests.support.apply_tables import A, B, Bench, Meanwhile, opened, until_committed
@@ -115,6 +116,34 @@ async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(benc
     assert follower.altered_at == [90]
     before, now = follower.columns_of
     assert now is not before, "they are read again"
+
+
+class NeedsACopy(Meanwhile):
+    """A follower that finds no way but a new copy."""
+
+    def __init__(self) -> None:
+        super().__init__(until_committed, at="never")
+
+    async def follow(self, batch: Batch, tables: Any, until_committed: Any, version: Any) -> list[CopyAgain]:
+        return [CopyAgain(A.oid, "public.a", "its key is another")]
+
+
+async def test_a_table_that_its_sync_worker_still_writes_is_copied_again_after_s(bench: Bench) -> None:
+    """State i came under the sync worker that runs: it failed when it stored s, and disable_on_error took that for an error."""
+    tables = bench.follows(NeedsACopy())
+    await bench.copied(100)
+    await tables.relations.load()
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+    task = asyncio.create_task(tables.adapt_tables(Batch({A.oid: A}), until_committed))
+    await asyncio.sleep(0.01)
+    assert await bench.state() is RelState.FINISHEDCOPY
+    assert not task.done()
+    await bench.synced(100)
+    async with asyncio.timeout(10):
+        with pytest.raises(StartAgain):
+            await task
+    assert await bench.state() is RelState.INIT
 
 
 async def test_a_table_that_leaves_before_it_is_altered_is_left_out(bench: Bench) -> None:
