@@ -44,6 +44,7 @@ from walsender.historic import upstream
 from walsender.historic.upstream import Upstream
 from walsender.hot.walk import Skim
 from walsender.slots.slot import Slot, SlotStore
+from walsender.slots.wal_limit import kept_for_slots
 from walsender.source.retry import RETRY_SECONDS
 from walsender.source.source import WalSource, check_descent
 from walsender.source.stream import RECEIVER_TIMEOUT
@@ -516,9 +517,11 @@ class Feed:
 
     async def _clean(self) -> None:
         """Invalidate slots that hold back too much, compress what is whole, and remove what no slot needs."""
-        if self._keep_size is not None and self.archive is None:
+        checkpoint = self.commits.redo_before(self.received)
+        if self._keep_size is not None and self.archive is None and checkpoint is not None:
+            kept = kept_for_slots(self.received, checkpoint, self._keep_size, self.geometry.segment_size)
             for slot in self._slots:
-                past = self.received - self._keep_size - slot.restart_lsn
+                past = kept - slot.restart_lsn
                 if slot.invalidation_reason is None and past > 0:
                     detail = f"The slot's restart_lsn {Lsn(slot.restart_lsn)} exceeds the limit by {past} bytes."
                     self._invalidate(slot, "wal_removed", detail, "max_slot_wal_keep_size")

@@ -31,6 +31,7 @@ from walsender.repl_gram import cut_name
 from walsender.server import commands, slot_changes, slot_sql
 from walsender.server.slot_sql import Call, View
 from walsender.slots.slot import Slot
+from walsender.slots.wal_limit import safe_wal_size
 
 if TYPE_CHECKING:
     from walsender.server.service import Service
@@ -504,7 +505,6 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
     lost = slot.invalidation_reason is not None
     feed = service.feed
     keep = service.options.keep_size
-    held = feed.received - slot.restart_lsn
     return {
         "slot_name": slot.name,
         "plugin": slot.plugin,
@@ -520,7 +520,9 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
         "confirmed_flush_lsn": str(Lsn(slot.confirmed_flush_lsn)),
         # Before `oldest` there is an archive only.
         "wal_status": "lost" if lost else "reserved" if slot.restart_lsn >= feed.oldest else "unreserved",
-        "safe_wal_size": None if lost or keep is None else keep - held,
+        "safe_wal_size": None
+        if lost or keep is None
+        else safe_wal_size(feed.received, slot.restart_lsn, keep, feed.geometry.segment_size),
         "two_phase": slot.two_phase,
         "two_phase_at": str(Lsn(slot.two_phase_at)) if slot.two_phase_at else None,
         "inactive_since": _time(slot.inactive_since),
