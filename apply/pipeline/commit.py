@@ -35,6 +35,11 @@ _GONE: Final = re.compile(
     r"FILE_NOT_FOUND|FileNotFoundException|FILE_NOT_EXIST|TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
 )
 
+# Spark's messages end so (SparkThrowableHelper.scala: getMessage).
+_SQLSTATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})\b")
+# What is not supported, values, constraints, names and types.
+_LASTING: Final = frozenset({"0A", "22", "23", "42"})
+
 logger = structlog.get_logger()
 
 
@@ -97,13 +102,12 @@ async def commit_table(lane: Lane, staged_table: StagedTable, position: Lsn) -> 
             if gone or not isinstance(error, Conflict) or attempt == ATTEMPTS:
                 failure = NotInPrerequisiteState(
                     f'could not commit to the Delta table of "{target.relation}": {text}',
-                    sqlstate=None if gone else "58000",
+                    sqlstate=None if gone else _sqlstate(error),
                     detail=f"The batch ends at {record.last}; the table holds everything up to {have}.",
                     hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew." if gone else None,
                     context=f'Delta table "{target.path}"',
                 )
-                if gone:
-                    failure.relid = destination.relid
+                failure.relid = destination.relid
                 raise failure from error
             logger.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
     try:
@@ -112,6 +116,12 @@ async def commit_table(lane: Lane, staged_table: StagedTable, position: Lsn) -> 
         # The count is only shown to people; the commit stands without it.
         logger.warning("the rows of a table could not be counted", relation=target.relation, reason=first_line(error))
         return None
+
+
+def _sqlstate(error: BaseException) -> str:
+    """Return what Spark's error says of a cause that another attempt would meet, too; 58000 (system_error) for any other."""
+    found = _SQLSTATE.search(str(error))
+    return found[1] if found is not None and found[1][:2] in _LASTING else "58000"
 
 
 async def _rows(staged: AnyStaged) -> int | None:

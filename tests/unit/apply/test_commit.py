@@ -98,6 +98,8 @@ async def test_a_failed_commit_does_not_end_the_others_and_advances_nothing() ->
     assert isinstance(error, PubsubError)
     assert "disk on fire" in error.message
     assert '"a"' in error.message
+    # It may pass, so the table does not stop; but status shows it beside the table.
+    assert (error.relid, error.sqlstate) == (A.oid, "58000")
     assert p.rows("b") == [(1, "x")]
     assert not p.tables.durables
     assert all(flushed == 10 for _, flushed, _, _ in p.stream.statuses)

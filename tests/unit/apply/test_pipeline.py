@@ -228,6 +228,25 @@ async def test_a_table_that_stops_alone_gets_what_was_before_its_failure() -> No
 
 
 @virtual
+async def test_a_table_whose_commit_fails_for_a_reason_that_lasts_stops_alone() -> None:
+    """What Spark's errors say of themselves was not looked at: every commit that failed was tried again, for all tables."""
+
+    async def overflows(_: Callable[[], None]) -> None:
+        raise RuntimeError(
+            '[CAST_OVERFLOW] The value 9 of the type "BIGINT" cannot be cast. SQLSTATE: 22003\nat somewhere'
+        )
+
+    p = MemoryPipeline(transaction(100, A, B, insert(A.oid, 1, "x"), insert(B.oid, 1, "x"), final=50))
+    p.tables.isolates = True
+    p.engine.outcomes["b"] = [overflows]
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.tables.durables)
+    assert (p.rows("a"), p.rows("b"), p.tables.stopped) == ([(1, "x")], [], {B.oid: 50})
+    p.pipeline.drain()
+    await task
+
+
+@virtual
 async def test_a_table_that_stops_in_its_first_transaction_is_left_as_it_was() -> None:
     p = MemoryPipeline(transaction(100, A, B, insert(A.oid, 1, "x"), insert(B.oid, b"ninety", "x"), final=50))
     p.tables.isolates = True
