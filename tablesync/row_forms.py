@@ -140,8 +140,17 @@ def source_table(
     )
 
 
+#: Added to each type modifier (varatt.h).
+_VARHDRSZ: Final = 4
 #: Per kind of Arrow type: base types at the publisher that have it (type_contract.RULES).
 _INTEGERS, _FLOATS = frozenset((20, 21, 23, 26)), frozenset((700, 701))
+
+
+def _scale(column: ColumnDefinition) -> int | None:
+    """Return the scale of a numeric column, with which its texts are written; None if its type has none (numeric.c)."""
+    if column.base_typmod < _VARHDRSZ:
+        return None
+    return (((column.base_typmod - _VARHDRSZ) & 0x7FF) ^ 0x400) - 0x400
 
 
 def _form(column: ColumnDefinition, kind: pa.DataType, encoding: str) -> Form:
@@ -152,7 +161,7 @@ def _form(column: ColumnDefinition, kind: pa.DataType, encoding: str) -> Form:
         kinds.is_integer: oid in _INTEGERS,
         kinds.is_float32: oid == 700,
         kinds.is_float64: oid in _FLOATS,
-        kinds.is_decimal: oid == 1700,
+        kinds.is_decimal: oid == 1700 and _scale(column) in (None, getattr(kind, "scale", None)),
         kinds.is_date: oid == 1082,
         kinds.is_timestamp: oid == (1114 if getattr(kind, "tz", None) is None else 1184),
         kinds.is_binary: oid == 17,
