@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
-    StateSetMetricFamily,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -39,18 +36,14 @@ from catalog.records import Counters, PublisherStatus, WorkerStats
 from catalog.states import RelState
 from pubsub import __version__
 from pubsub.monitoring.picture import Live, Picture, Served
+from pubsub.monitoring.samples import Labels, Sample, counter, gauge
+from pubsub.monitoring.served_metrics import slots, streams
 from pubsub.node.status import SubscriptionStatus, TableStatus
 from pubsub.protocol.lsn import Lsn
 
-Labels = tuple[str, ...]
-Sample = tuple[Labels, float | None]
-
 _SUB: Final = ("subname",)
 _TABLE: Final = ("subname", "relation")
-_SLOT: Final = ("server", "slot_name", "subname", "plugin", "database")
 _DEBEZIUM: Final = ("plugin", "name", "context")
-_STREAM: Final = ("server", "pid", "usename", "application_name", "client_addr", "state")
-_WAL_STATES: Final = ("reserved", "extended", "unreserved", "lost")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 #: Every counter of pg_stat_subscription_stats.
@@ -112,8 +105,8 @@ def families(picture: Picture) -> Iterator[Metric]:
     yield from _changes(picture, named)
     yield from _verifications(picture, [(s.name, table) for s in subscriptions.values() for table in s.tables])
     yield from _copies(picture, named)
-    yield from _slots(picture.served, _slots_elsewhere(picture, subscriptions))
-    yield from _streams(picture.served)
+    yield from slots(picture.served, _slots_elsewhere(picture, subscriptions))
+    yield from streams(picture.served)
     yield from _debezium(picture, subscriptions)
 
 
@@ -126,33 +119,17 @@ def standing_by() -> Iterator[Metric]:
 def of_publisher(served: Served) -> Iterator[Metric]:
     """Yield the metrics of a publisher's server without a node."""
     yield from _own_process()
-    yield from _slots(served, [])
-    yield from _streams(served)
+    yield from slots(served, [])
+    yield from streams(served)
 
 
 def _standing_by(stands: bool) -> Metric:
     text = "1 for a daemon that waits to take the place of the one that has its catalog."
-    return _gauge("pubsub_standing_by", text, (), [((), float(stands))])
+    return gauge("pubsub_standing_by", text, (), [((), float(stands))])
 
 
 def _with_status(picture: Picture) -> Iterator[tuple[Any, SubscriptionStatus]]:
     yield from zip(picture.state.subscriptions, picture.status.subscriptions, strict=True)
-
-
-def _gauge(name: str, text: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        if value is not None:
-            family.add_metric(values, float(value))
-    return family
-
-
-def _counter(name: str, text: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        if value is not None:
-            family.add_metric(values, float(value))
-    return family
 
 
 def _histogram(name: str, text: str, samples: Iterable[tuple[Labels, Distribution]]) -> Metric:
@@ -173,7 +150,7 @@ def _process(picture: Picture) -> Iterator[Metric]:
     yield node
     yield _standing_by(False)
     yield from _own_process()
-    yield _gauge(
+    yield gauge(
         "pubsub_jvm_resident_memory_bytes",
         "Memory of Spark's JVM, while it runs.",
         (),
@@ -197,7 +174,7 @@ def _resident(pid: int | None) -> float | None:
 
 def _subscriptions(picture: Picture, all_of_them: Sequence[SubscriptionStatus]) -> Iterator[Metric]:
     every = [((s.name,), s) for s in all_of_them]
-    of_one = partial(_gauge, labels=_SUB)
+    of_one = partial(gauge, labels=_SUB)
     yield of_one("pg_subscription_subenabled", "Whether it is enabled.", samples=[(n, s.enabled) for n, s in every])
     yield of_one("pubsub_subscription_workers", "Workers that run for it.", samples=[(n, s.workers) for n, s in every])
     yield of_one(
@@ -218,7 +195,7 @@ def _subscriptions(picture: Picture, all_of_them: Sequence[SubscriptionStatus]) 
         "Whether the publisher answers.",
         samples=[(n, s.lag_unknown_since is None and s.publisher_lsn is not None) for n, s in every],
     )
-    yield _gauge(
+    yield gauge(
         "pg_stat_subscription_lag_bytes",
         "WAL of the publisher that is not yet received, not reported as flushed, or not visible in every table.",
         (*_SUB, "stage"),
@@ -231,7 +208,7 @@ def _subscriptions(picture: Picture, all_of_them: Sequence[SubscriptionStatus]) 
     )
     counted = [(s.name, Counter("stopped" if t.stopped else t.state for t in s.tables)) for s in all_of_them]
     states = (*(one.value for one in RelState), "w", "c", "stopped")
-    yield _gauge(
+    yield gauge(
         "pubsub_subscription_tables",
         "Tables by state: pg_subscription_rel.srsubstate, or stopped.",
         (*_SUB, "state"),
@@ -267,21 +244,21 @@ def _stream_positions(picture: Picture, subscriptions: Mapping[int, Subscription
         ("publisher_lsn", "The end of the publisher's WAL, in bytes."),
     ):
         samples = [(name, _number(getattr(one, column))) for name, one in workers]
-        yield _gauge(f"pg_stat_subscription_{column}", text, _SUB, samples)
+        yield gauge(f"pg_stat_subscription_{column}", text, _SUB, samples)
     for column, text in (
         ("last_msg_send_time", "When the publisher sent its last message."),
         ("last_msg_receipt_time", "When the publisher's last message came."),
         ("latest_end_time", "When the publisher last reported its position."),
     ):
         times = [(name, _epoch(getattr(one, column))) for name, one in workers]
-        yield _gauge(f"pg_stat_subscription_{column}_seconds", f"{text}  Seconds since 1970.", _SUB, times)
+        yield gauge(f"pg_stat_subscription_{column}_seconds", f"{text}  Seconds since 1970.", _SUB, times)
 
 
 def _counters(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
     kept = [((named[one.subid],), one) for one in picture.state.statistics if one.subid in named]
     for column, text in _COUNTERS.items():
         samples = [(name, getattr(one, column)) for name, one in kept]
-        yield _counter(f"pg_stat_subscription_stats_{column}", text, _SUB, samples)
+        yield counter(f"pg_stat_subscription_stats_{column}", text, _SUB, samples)
 
 
 def _live(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
@@ -301,13 +278,13 @@ def _live(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
         "Rows of a batch; of the present apply worker.",
         [(name, one.batch_rows) for name, one in running],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_queue_bytes",
         "Data in memory that is received and not yet staged.",
         _SUB,
         [(name, one.queued_bytes) for name, one in running],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_queue_limit_bytes",
         "The most of pubsub_queue_bytes (logical_decoding_work_mem).",
         _SUB,
@@ -316,14 +293,14 @@ def _live(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
 
 
 def _tables(tables: Sequence[tuple[str, TableStatus]]) -> Iterator[Metric]:
-    yield _gauge(
+    yield gauge(
         "pg_subscription_rel_srsubstate",
         "1 for the table's state.",
         (*_TABLE, "srsubstate"),
         [((sub, table.name, table.state), 1) for sub, table in tables],
     )
     every = [((sub, table.name), table) for sub, table in tables]
-    of_one = partial(_gauge, labels=_TABLE)
+    of_one = partial(gauge, labels=_TABLE)
     yield of_one("pubsub_table_stopped", "Whether it has stopped alone.", samples=[(n, t.stopped) for n, t in every])
     yield of_one("pubsub_table_error", "Whether it has an error.", samples=[(n, t.error is not None) for n, t in every])
     yield of_one(
@@ -372,7 +349,7 @@ def _changes(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
         for relid, changes in live.changes.items()
         if oid in named and (oid, relid) in relations
     ]
-    yield _counter(
+    yield counter(
         "pubsub_table_changes",
         "Rows committed to the table; of the present apply worker.",
         (*_TABLE, "kind"),
@@ -382,7 +359,7 @@ def _changes(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
             for kind, number in (("insert", one.inserts), ("update", one.updates), ("delete", one.deletes))
         ],
     )
-    yield _counter(
+    yield counter(
         "pubsub_table_commits",
         "Commits to the table; of the present apply worker.",
         _TABLE,
@@ -392,37 +369,37 @@ def _changes(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
 
 def _verifications(picture: Picture, tables: Sequence[tuple[str, TableStatus]]) -> Iterator[Metric]:
     kept = [((sub, t.name), t.verification) for sub, t in tables if t.verification is not None]
-    yield _gauge(
+    yield gauge(
         "pubsub_verification_equal",
         "Whether the last verification that could compare the table found it equal to the publisher's.",
         _TABLE,
         [(n, v.equal) for n, v in kept],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_verification_compared_seconds",
         "When a verification last could compare the table, in seconds since 1970.",
         _TABLE,
         [(n, None if v.compared_at is None else _epoch(v.compared_at)) for n, v in kept],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_verification_failed",
         "Whether the last verification of the table failed.",
         _TABLE,
         [(n, v.outcome == "failed") for n, v in kept],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_verification_interval_seconds",
         "How often subscriptions are verified by themselves; not there if they are not.",
         (),
         [((), picture.verify_interval or None)],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_verification_finished_seconds",
         "When the last verification ended, in seconds since 1970.",
         _TABLE,
         [(n, _epoch(v.finished)) for n, v in kept],
     )
-    yield _gauge(
+    yield gauge(
         "pubsub_verification_rows",
         "Rows that differed in the last verification, if it could compare the table: missing here, extra here, or different.",
         (*_TABLE, "kind"),
@@ -451,7 +428,7 @@ def _copies(picture: Picture, named: Mapping[int, str]) -> Iterator[Metric]:
         ("bytes_processed", "Bytes that the running copy has read."),
         ("bytes_total", "Bytes of the table that is copied."),
     ):
-        yield _gauge(
+        yield gauge(
             f"pg_stat_progress_copy_{column}", text, _TABLE, [(name, getattr(one, column)) for name, one in running]
         )
 
@@ -468,72 +445,6 @@ def _slots_elsewhere(
     return found
 
 
-def _slots(served: Served, theirs: Sequence[tuple[Labels, PublisherStatus]]) -> Iterator[Metric]:
-    """Yield the slots of publishers, and those that this program has."""
-    ours = [((server, row["slot_name"], "", row["plugin"], row["database"] or ""), row) for server, row in served.slots]
-    yield _gauge(
-        "pg_replication_slots_retained_bytes",
-        "WAL that the slot retains.",
-        _SLOT,
-        [
-            *((n, p.retained_wal_bytes) for n, p in theirs),
-            *((n, _retained(served, row)) for n, row in ours if n[0] == "walsender"),
-        ],
-    )
-    yield _gauge(
-        "pg_replication_slots_safe_wal_size",
-        "WAL in bytes that may still be written before the slot can be lost; no sample without a limit.",
-        _SLOT,
-        [*((n, p.safe_wal_bytes) for n, p in theirs), *((n, row.get("safe_wal_size")) for n, row in ours)],
-    )
-    states = StateSetMetricFamily("pg_replication_slots_wal_status", "What has become of the slot's WAL.", labels=_SLOT)
-    known = [*((n, p.wal_status) for n, p in theirs), *((n, row["wal_status"]) for n, row in ours)]
-    for name, status in known:
-        if status is not None:
-            states.add_metric(name, {one: one == status for one in _WAL_STATES})
-    yield states
-    yield _gauge(
-        "pg_replication_slots_active", "Whether a client uses the slot.", _SLOT, [(n, row["active"]) for n, row in ours]
-    )
-    for column in ("restart_lsn", "confirmed_flush_lsn"):
-        yield _gauge(
-            f"pg_replication_slots_{column}",
-            f"{column} of the slot, in bytes.",
-            _SLOT,
-            [(n, _parsed(row[column])) for n, row in ours],
-        )
-    yield _gauge(
-        "pubsub_walsender_received_lsn",
-        "Up to where the upstream server's WAL was received, in bytes.",
-        (),
-        [((), served.upstream_position)],
-    )
-    yield _gauge(
-        "pubsub_walsender_upstream_up",
-        "Whether the upstream server's WAL comes.",
-        (),
-        [((), None if served.upstream_position is None else float(served.failing is None))],
-    )
-
-
-def _retained(served: Served, row: Mapping[str, Any]) -> float | None:
-    restart = _parsed(row["restart_lsn"])
-    if restart is None or served.upstream_position is None:
-        return None
-    return max(0.0, served.upstream_position - restart)
-
-
-def _streams(served: Served) -> Iterator[Metric]:
-    every = [((server, *(str(row.get(name) or "") for name in _STREAM[1:])), row) for server, row in served.streams]
-    for column in ("sent_lsn", "write_lsn", "flush_lsn", "replay_lsn"):
-        yield _gauge(
-            f"pg_stat_replication_{column}",
-            f"{column} of the stream, in bytes.",
-            _STREAM,
-            [(name, _parsed(row.get(column))) for name, row in every],
-        )
-
-
 def _debezium(picture: Picture, subscriptions: Mapping[int, SubscriptionStatus]) -> Iterator[Metric]:
     """Yield what Debezium's JMX exporter has for a connector to PostgreSQL: its dashboards go on working."""
     workers = {one.subid: one for one in picture.state.workers if one.worker_type == "apply"}
@@ -546,7 +457,7 @@ def _debezium(picture: Picture, subscriptions: Mapping[int, SubscriptionStatus])
         return ("postgres", s.name, "snapshot")
 
     def of_all(name: str, text: str, samples: Iterable[Sample]) -> Metric:
-        return _gauge(f"debezium_metrics_{name}", f"{text}  As Debezium has it.", _DEBEZIUM, samples)
+        return gauge(f"debezium_metrics_{name}", f"{text}  As Debezium has it.", _DEBEZIUM, samples)
 
     every = list(subscriptions.items())
     now = picture.status.time.timestamp()
@@ -603,10 +514,6 @@ def _is_copied(table: TableStatus) -> bool:
 
 def _number(lsn: Lsn | None) -> float | None:
     return None if lsn is None else float(int(lsn))
-
-
-def _parsed(text: str | None) -> float | None:
-    return None if text is None else float(int(Lsn.parse(text)))
 
 
 def _epoch(time: datetime | None) -> float | None:
