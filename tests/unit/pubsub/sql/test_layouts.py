@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.sql.layouts import Layout, Layouts, masks_of, matches, patterns_of
+from pubsub.sql.layouts import Layout, Layouts, deletes_of, masks_of, matches, metadata_of, patterns_of
 from pubsub.sql.mask_rules import MaskRule
 
 
@@ -186,3 +186,34 @@ def test_masks_that_are_refused(inside: str) -> None:
     with pytest.raises(PubsubError, match='invalid value for parameter "mask"') as refused:
         masks_of(f"s.t ({inside})")
     assert refused.value.sqlstate == "22023"
+
+
+def test_how_rows_are_deleted() -> None:
+    """As a mode, and not beside a history."""
+    assert Layouts.parse("", "", "", deletes="soft").of("s", "t").deletes == "soft"
+    layouts = Layouts.parse("", "", "", "public.h (history)", deletes="public.* (soft), public.t (hard)")
+    assert layouts.deletes_of("public", "u") == "soft"
+    assert layouts.deletes_of("public", "t") == layouts.deletes_of("x", "u") == "hard"
+    assert list(layouts.tables()) == [("mode", "public", "h"), ("deletes", "public", "t")]
+    with pytest.raises(FeatureNotSupported, match="cannot have mode = history and deletes = soft"):
+        layouts.of("public", "h")
+    for text in ("gone", "public.t (history)", "public.t (soft, hard)", "'soft'"):
+        with pytest.raises(PubsubError) as caught:
+            deletes_of(text)
+        assert caught.value.sqlstate == "22023", text
+
+
+def test_metadata() -> None:
+    """Kinds, in the order of their columns, with names that may be others."""
+    layouts = Layouts.parse(
+        "", "", "", "s.h (history)", metadata='* (commit_time, lsn), public.t (op "What It Did", xid)'
+    )
+    assert layouts.metadata_of("s", "t") == (("lsn", "_pubsub_lsn"), ("commit_time", "_pubsub_commit_time"))
+    assert layouts.metadata_of("public", "t") == (("xid", "_pubsub_xid"), ("op", "What It Did"))
+    assert Layouts().metadata_of("s", "t") == ()
+    with pytest.raises(FeatureNotSupported, match="cannot have mode = history and metadata"):
+        layouts.metadata_of("s", "h")
+    for text in ("lsn", "* ()", "* (when)", "* (lsn as a)", "* (lsn, lsn b)", "* (lsn a, xid a)", "* (lsn 'a')"):
+        with pytest.raises(PubsubError) as caught:
+            metadata_of(text)
+        assert caught.value.sqlstate == "22023", text
