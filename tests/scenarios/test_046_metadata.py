@@ -80,6 +80,31 @@ def test_each_row_says_what_made_it(replica: Replica, options: dict[str, str]) -
     assert {one.outcome for one in report.tables if one.relation in ("public.t", "public.u")} == {"equal"}
 
 
+@pytest.mark.full
+def test_a_table_that_a_statement_of_spark_writes(replica: Replica) -> None:
+    """Its key is a float; values that are not sent, other keys, and a batch in parts."""
+    replica.execute(
+        "CREATE TABLE f (id float8 PRIMARY KEY, v text, n int); ALTER TABLE f ALTER v SET STORAGE EXTERNAL;"
+        "INSERT INTO f SELECT g, repeat('x', 5000) || g, g FROM generate_series(1, 9) g; CREATE PUBLICATION p FOR TABLE f"
+    )
+    replica.subscribe(metadata="'* (lsn, op)'")
+    replica.until_ready()
+    first = _position(replica)
+    replica.execute(
+        "UPDATE f SET n = -1 WHERE id = 1; UPDATE f SET id = 2.5 WHERE id = 2; DELETE FROM f WHERE id = 3;"
+        "INSERT INTO f VALUES (10, 'a', 1)"
+    )
+    replica.caught_up()
+    rows = {row["id"]: row for row in replica.rows("f")}
+    assert {(row["id"], row["v"], row["n"]) for row in rows.values()} == set(replica.query("SELECT id, v, n FROM f"))
+    assert {key: row["_pubsub_op"] for key, row in rows.items() if row["_pubsub_lsn"] > first} == {
+        1: "U",
+        2.5: "U",
+        10: "I",
+    }
+    assert {row["_pubsub_op"] for row in rows.values() if row["_pubsub_lsn"] <= first} == {"R"}
+
+
 def _position(replica: Replica) -> int:
     ((text,),) = replica.query("SELECT pg_current_wal_insert_lsn()::text")
     return int(Lsn.parse(text))
