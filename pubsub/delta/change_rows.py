@@ -16,11 +16,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 OP: Final = "_pubsub_op"
 LSN: Final = "_pubsub_lsn"
@@ -44,6 +45,26 @@ FIELDS: Final = (
 #: The operations whose rows have every column that the publisher's table had then.
 WHOLE: Final = ("R", "I", "U")
 NAMES: Final = frozenset(field.name for field in FIELDS)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A place between two changes: after the transactions that end up to `lsn`, and the copies up to `generation` there.
+
+    A later copy may have the LSN of the history's last transaction, and of an earlier copy.
+    """
+
+    lsn: Lsn
+    generation: int
+
+    @property
+    def seq(self) -> int:
+        """The greatest _pubsub_seq that a row before this place can have at its LSN."""
+        return _COPIES + 2 * self.generation + 1
+
+
+BEGINNING: Final = Place(INVALID_LSN, 0)
+"""Before all rows."""
 
 
 def copied(lsn: Lsn, generation: int) -> Mapping[str, str | int]:

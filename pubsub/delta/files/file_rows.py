@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,13 @@ from pubsub.protocol.column_types import is_nested
 _MOST_ROWS: Final = 1 << 18
 # Where a piece has fewer, values are large.
 _FEW_ROWS: Final = 64
+
+
+class Wanted(Protocol):
+    """Which rows are sought, as far as the bounds of a column tell: those of keys (KeySet), or of a span of a history."""
+
+    def outside(self, bounds: tuple[Any, Any] | None) -> bool:
+        """Return whether no sought row can be among rows with these least and greatest values (None: unknown)."""
 
 
 def laid_out(log: TableLog, table: TargetTable) -> TargetTable:
@@ -54,7 +61,7 @@ def live_columns(log: TableLog, table: TargetTable, names: Sequence[str]) -> Ite
     for file in log.files.values():
         gone = deleted_positions(log, file)
         for start, batch in read_columns(log, file, table, names):
-            yield _without(batch, start, gone)
+            yield without(batch, start, gone)
 
 
 def live_rows(
@@ -66,7 +73,7 @@ def live_rows(
     for file in files:
         gone = deleted_positions(log, file)
         for start, batch in read_columns(log, file, table, names):
-            yield pa.Table.from_batches([_without(batch, start, gone)])
+            yield pa.Table.from_batches([without(batch, start, gone)])
 
 
 def deleted_positions(log: TableLog, file: AddFile) -> Indices:
@@ -76,7 +83,7 @@ def deleted_positions(log: TableLog, file: AddFile) -> Indices:
     return deletion_vectors.positions(deletion_vectors.read(log.table, file.vector))
 
 
-def _without(batch: pa.RecordBatch, start: int, gone: Indices) -> pa.RecordBatch:
+def without(batch: pa.RecordBatch, start: int, gone: Indices) -> pa.RecordBatch:
     """Drop the rows at the file positions `gone` from a piece of the file that begins at position `start`."""
     if not len(gone):
         return batch
@@ -98,14 +105,14 @@ def read_columns(
     file: AddFile,
     table: TargetTable,
     names: Sequence[str],
-    wanted: KeySet | None = None,
+    wanted: Wanted | None = None,
     at: Indices | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the named columns of a file, a piece (bounded_rows) at a time in file order, each with its first row's position.
 
     A column that the file lacks, because it was added later, is NULL.  Partition columns come from the log.  With
-    `wanted`, row groups whose statistics exclude all of its keys are left out; with `at`, which is ascending, those
-    without a row at one of these positions.
+    `wanted`, row groups are left out whose statistics of the first column exclude all that it seeks; with `at`, which
+    is ascending, those without a row at one of these positions.
     """
     with _opened(log, file) as parquet:
         inside = _columns_inside(parquet.schema_arrow, table, names)

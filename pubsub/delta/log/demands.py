@@ -50,6 +50,14 @@ def managed_by_catalog(protocol: Mapping[str, Any]) -> bool:
     return bool(_OF_A_CATALOG & {*(protocol.get("writerFeatures") or ()), *(protocol.get("readerFeatures") or ())})
 
 
+def of_readers(protocol: Mapping[str, Any]) -> str | None:
+    """Return what the table's protocol demands of readers that is not known here; None if nothing."""
+    unknown = set(protocol.get("readerFeatures") or ()) - _KNOWN_FEATURES
+    if protocol.get("minReaderVersion", 0) > 3:
+        return "its protocol is newer"
+    return f"it has the features {', '.join(sorted(unknown))}" if unknown else None
+
+
 def of_properties(protocol: Mapping[str, Any], properties: Mapping[str, str]) -> str | None:
     """Return what the table's protocol and properties demand; None if nothing."""
     features = {*(protocol.get("writerFeatures") or ()), *(protocol.get("readerFeatures") or ())}

@@ -20,6 +20,8 @@ ELSEWHERE = {
     "test_library.py",
     "publications.json",
     "status.json",
+    "spark-pipeline.yml",
+    "payments.py",
 }
 
 
