@@ -333,6 +333,22 @@ def test_a_slot_follows_its_database_s_new_name(served: Publish, ours: str, data
         database.execute(f"DROP DATABASE {renamed} WITH (FORCE)")
 
 
+def test_slots_go_with_their_database(served: Publish, ours: str, database: Database) -> None:
+    """Whoever drops it: only a logical slot of its own keeps the upstream server from that."""
+    name = f"{database.name}_gone"
+    database.execute(f"CREATE DATABASE {name}")
+    with Walsender(served.conninfo(dbname=name)) as one:
+        one.run("CREATE_REPLICATION_SLOT gone LOGICAL test_decoding (SNAPSHOT 'nothing')")
+        one.run("CREATE_REPLICATION_SLOT streaming LOGICAL test_decoding (SNAPSHOT 'nothing')")
+        assert one.pgconn.exec_(b"START_REPLICATION SLOT streaming LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+        with pytest.raises(psycopg.errors.ObjectInUse, match="is being accessed by other users"):
+            database.execute(f"DROP DATABASE {name}")
+        database.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        assert b"terminating connection due to administrator command" in _end_of_stream(one.pgconn)
+    left = "SELECT slot_name FROM pg_replication_slots"
+    wait_until(lambda: served.query(left, dbname=database.name) == [], "the slots are gone")
+
+
 def test_a_role_sees_of_streams_what_postgresql_shows_it(served: Publish, ours: str, database: Database) -> None:
     """In simple queries and prepared statements: pg_stat_get_activity and pg_stat_get_wal_senders."""
     reader, member, owner = (f"{database.name}_{what}" for what in ("reader", "member", "owner"))

@@ -380,6 +380,26 @@ def test_a_stream_that_begins_before_the_catalogs_that_were_saved_last(
 
 
 @pytest.mark.full
+def test_a_database_is_dropped_while_nobody_looks(upstream: EmbeddedPostgres, publish: Publish) -> None:
+    """Its slots and catalogs go at the start; its decoding could never begin again.  Those of others stay."""
+    for name in ("gone", "kept"):
+        upstream.create_database(name)
+        publish.execute(f"SELECT pg_create_logical_replication_slot('of_{name}', 'test_decoding')", dbname=name)
+    catalogs = publish.home / "walsender" / "catalogs"
+    upstream.execute("CHECKPOINT")
+    wait_until(lambda: len(list(catalogs.glob("*/*.catalogs"))) == 2, "the catalogs are saved")
+    publish.kill()
+    upstream.execute("DROP DATABASE gone WITH (FORCE)")
+    publish.start()
+    left = "SELECT slot_name FROM pg_replication_slots"
+    wait_until(lambda: publish.query(left) == [("of_kept",)], "the slot is gone")
+    wait_until(lambda: len(list(catalogs.iterdir())) == 1, "the catalogs are gone")
+    publish.kill()
+    publish.start()
+    assert publish.query(left) == [("of_kept",)]
+
+
+@pytest.mark.full
 def test_databases_that_swap_their_names_keep_their_slots(upstream: EmbeddedPostgres, publish: Publish) -> None:
     """The decoding began in the database that had the name: its changes were sent for the other one's slot."""
     names = {"a": 1, "b": 2}

@@ -48,12 +48,16 @@ from walsender.slots.wal_limit import kept_for_slots
 from walsender.source.retry import RETRY_SECONDS
 from walsender.source.source import WalSource, check_descent
 from walsender.source.stream import RECEIVER_TIMEOUT
+from walsender.xlog import formats as f
 from walsender.xlog.errors import WalMissing
-from walsender.xlog.formats import XLOG_BLCKSZ, WalFormat, format_of_version
+from walsender.xlog.formats import XLOG_BLCKSZ, Rmgr, WalFormat, format_of_version
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import parse_record
 
+_DROPS: Final = Rmgr.DBASE << 4 | f.XLOG_DBASE_DROP >> 4
+_IRRELEVANT: Final = bytes(irrelevant and kind != _DROPS for kind, irrelevant in enumerate(IRRELEVANT))
+"""Kinds of records that nothing is learnt from here, as Walk has them."""
 _SYSTEM: Final = "system_identifier"
 _WAL: Final = "wal"
 _STATE: Final = "feed.state"
@@ -130,6 +134,8 @@ class Feed:
         """An LSN from which on WAL must stay here although no slot needs it yet."""
         self.listeners: set[Callable[[int], None]] = set()
         """Called with the LSN up to which there is WAL, whenever there is more."""
+        self.on_files_dropped: Callable[[int, int], None] = lambda _database, _xid: None
+        """Called when the files of a database are removed, with its oid and the transaction."""
         self.needed_for_decoding: Callable[[], int | None] = lambda: None
         """Returns the oldest LSN at which the decoding for a slot would begin."""
         self.on_gap: Callable[[int], Awaitable[None]] = _nothing
@@ -245,13 +251,13 @@ class Feed:
         self.commits = Commits(self._format, prepared)
         self._state = None
         self._reader = WalReader(self.geometry, start, find_first=True)
-        self._reader.walk = Skim(IRRELEVANT)
+        self._reader.walk = Skim(_IRRELEVANT)
 
     def _read_from(self, lsn: int, commits: Commits) -> None:
         """Begin to read at the record at `lsn`."""
         self.commits = commits
         self._reader = WalReader(self.geometry, lsn)
-        self._reader.walk = Skim(IRRELEVANT)
+        self._reader.walk = Skim(_IRRELEVANT)
 
     def _give_up_before(self, lsn: int) -> None:
         """Invalidate the slots that need WAL from before `lsn`, which is not here."""
@@ -464,6 +470,10 @@ class Feed:
         reader = self._reader
         for data, offset, length, lsn, xid, info, rmgr in reader.records():
             record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
+            if rmgr == Rmgr.DBASE:
+                if info & f.XLR_RMGR_INFO_MASK == f.XLOG_DBASE_DROP:
+                    self.on_files_dropped(int.from_bytes(record.main[:4], "little"), xid)
+                continue
             before = self.commits.last_list
             self.commits.add(record)
             if self.commits.last_list != before:

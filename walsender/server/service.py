@@ -24,6 +24,7 @@ from pubsub.settings import Settings
 from walsender import checked_files
 from walsender.feed.feed import Feed
 from walsender.server.decoders import Decoders
+from walsender.server.dropped_databases import DroppedDatabases
 from walsender.server.link import Upstream
 from walsender.server.session import Session
 from walsender.server.standby_slots import StandbySlots
@@ -123,6 +124,8 @@ class Service:
         self.decoders = Decoders(options.directory, self.upstream, self.feed, self.slots, options.work_mem)
         self.feed.needed_for_decoding = self.decoders.oldest_needed
         self.feed.on_gap = self.decoders.begin_anew
+        self.dropped_databases = DroppedDatabases(options.upstream, self.feed, self.slots, self.decoders)
+        self.feed.on_files_dropped = self.dropped_databases.seen
         self.zones: dict[str, TimeZone] = {}
         """Time zones as the upstream server knows them, by name."""
         self.standbys = SynchronousStandbys(options.upstream, self._streams, options.receiver_timeout)
@@ -153,6 +156,7 @@ class Service:
             asyncio.create_task(service.standbys.run(), name="synchronous standbys"),
             asyncio.create_task(service.decoders.run(), name="decoders"),
             asyncio.create_task(service.standby_slots.run(), name="standby slots"),
+            asyncio.create_task(service.dropped_databases.run(), name="dropped databases"),
         ]
         return service
 
