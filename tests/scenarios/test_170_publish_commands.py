@@ -268,6 +268,63 @@ def test_messages_are_answered_as_a_walsender_answers_them(
     assert _exchange(ours, *messages) == _exchange(database.conninfo, *messages)
 
 
+def _end_of_copy(conninfo: str, sent: bytes) -> list[tuple[bytes, Any]]:
+    """Return how a walsender ends a stream, and the session, of a client that sends this in it: `END` if it hangs up."""
+    with Walsender(conninfo) as one:
+        one.run("CREATE_REPLICATION_SLOT odd LOGICAL test_decoding (SNAPSHOT 'nothing')")
+    given = conninfo_to_dict(conninfo)
+    host, port = str(given["host"]), int(str(given["port"]))
+    found: list[tuple[bytes, Any]] = []
+    with socket.create_connection((host, port), timeout=60) as connection, connection.makefile("rb") as answers:
+        parameters = {"user": str(given["user"]), "database": str(given["dbname"]), "replication": "database"}
+        connection.sendall(m.startup(3 << 16, parameters))
+        asked = streams = False
+        while True:
+            kind = b""
+            with suppress(ConnectionResetError):
+                kind = answers.read(1)
+            if not kind:
+                found.append((b"END", None))
+                break
+            body = answers.read(int.from_bytes(answers.read(4), "big") - 4)
+            if kind == b"Z" and not asked:
+                asked = True
+                connection.sendall(m.message(b"Q", b"START_REPLICATION SLOT odd LOGICAL 0/0\0"))
+            elif kind == b"W":
+                streams = True
+                connection.sendall(sent)
+            elif streams and kind == b"E":
+                error = m.read_error(body)
+                found.append((kind, (m.read_fields(body)["S"], error.sqlstate, error.message)))
+            elif streams and kind != b"d":
+                found.append((kind, body))
+                if kind == b"Z":
+                    break
+    with Walsender(conninfo) as one:
+        one.run("DROP_REPLICATION_SLOT odd WAIT")
+    return found
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        m.message(b"f", b"enough\0"),
+        m.message(b"Q", b"SELECT 1\0"),
+        m.message(b"S"),
+        m.message(b"d", b"?"),
+        m.message(b"d"),
+        m.message(b"d", b"r12345"),
+        b"d\0\0\0\3",
+        m.message(b"X"),
+        m.message(b"c") + m.message(b"c") + m.message(b"d", b"?") + m.message(b"Q", b"SELECT nope\0"),
+    ],
+    ids=["CopyFail", "query", "sync", "unknown", "empty", "short", "no length", "terminate", "CopyDone twice"],
+)
+def test_what_ends_a_stream_and_what_the_session(ours: str, database: Database, sent: bytes) -> None:
+    """As walsender.c: ProcessRepliesIfAny does it."""
+    assert _end_of_copy(ours, sent) == _end_of_copy(database.conninfo, sent)
+
+
 @pytest.mark.parametrize("value", ["database", "tr", "YES", "Database", "o", "2", ""])
 def test_values_of_replication(ours: str, database: Database, value: str) -> None:
     def outcome(conninfo: str) -> object:

@@ -28,7 +28,7 @@ from walsender.historic import upstream
 from walsender.slots.slot import Slot
 from walsender.streaming import requests
 from walsender.streaming.requests import StreamEnd
-from walsender.streaming.subscriber import CLOSED, COPY_DONE, CUT
+from walsender.streaming.subscriber import BROKEN, CLOSED, COPY_DONE, CUT
 
 if TYPE_CHECKING:
     from walsender.server.decoders import Decoder
@@ -165,6 +165,10 @@ class Stream:
         if end.how in {CLOSED, CUT}:
             if end.error is not None:
                 logger.error("a stream has ended", slot=slot.name, reason=end.error["message"])
+            raise m.Closed
+        if end.how == BROKEN:
+            assert end.error is not None
+            session.send(m.error(requests.error_of(end.error), "FATAL"))
             raise m.Closed
         await asking.query(_SET_IDLE, [str(idle)])
         if end.error is not None:

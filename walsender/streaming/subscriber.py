@@ -41,6 +41,8 @@ _KEEPALIVES: Final = 0.1
 """Seconds between two keepalives that ask for nothing."""
 _END: Final = 5.0
 """Seconds that a client has to take the rest of a message when the stream is ended from here."""
+_FROM_STANDBYS: Final = {b"r", b"h", b"p"}
+"""Status update, hot standby feedback, request for the primary's status."""
 _HEAD: Final = Struct(">cI")
 _KEEPALIVE: Final = Struct(">cIcQqB")
 
@@ -51,6 +53,8 @@ CLOSED: Final = "closed"
 """The client is gone, or did not answer for too long."""
 STOPPED: Final = "stopped"
 """It was ended from here, between two messages."""
+BROKEN: Final = "broken"
+"""The client has sent what must not come in a stream: it is told, and its session ends."""
 CUT: Final = "cut"
 """It was ended from here in the midst of a message that the client did not take."""
 
@@ -240,7 +244,9 @@ class Subscriber:
             while len(received) >= _HEAD.size and self.ending is None:
                 kind, length = _HEAD.unpack_from(received)
                 if not 4 <= length <= _LONGEST:
-                    raise ProtocolViolation("invalid message length")
+                    # Where the next message begins is not known, nor whether the client would read an answer.
+                    self._give_up(ProtocolViolation("invalid message length"))
+                    return
                 if len(received) < length + 1:
                     break
                 body = bytes(received[_HEAD.size : length + 1])
@@ -252,7 +258,9 @@ class Subscriber:
     def _message(self, kind: bytes, body: bytes) -> None:
         self._heard = time.monotonic()
         self._asked = False
-        if kind == b"d":
+        if kind == b"d" and body and body[:1] not in _FROM_STANDBYS:
+            self._give_up(ProtocolViolation(f'unexpected message type "{body[:1].decode("ascii", "replace")}"'))
+        elif kind == b"d":
             reply = read_client_message(body)
             if isinstance(reply, StatusUpdate):
                 self.written, self.flushed, self.applied = reply.written, reply.flushed, reply.applied
@@ -270,7 +278,8 @@ class Subscriber:
         elif kind == b"X":
             self._give_up()
         else:
-            raise ProtocolViolation(f'invalid standby message type "{kind.decode("ascii", "replace")}"')
+            error = ProtocolViolation(f'invalid standby message type "{kind.decode("ascii", "replace")}"')
+            self.end(BROKEN, error)
 
     # The end
 
@@ -291,8 +300,8 @@ class Subscriber:
             self.ending = CUT
             self._finish()
 
-    def _give_up(self) -> None:
-        self.ending = CLOSED
+    def _give_up(self, error: PubsubError | None = None) -> None:
+        self.ending, self._error = CLOSED, error
         self._backlog.clear()
         self._finish()
 
