@@ -6,7 +6,7 @@
 Until a client has authenticated, it may send MAX_STARTUP bytes and what its backend bounds, has `authentication_timeout`
 seconds, and shares a quota with others of its address.
 
-Follows backend_startup.c (ProcessStartupPacket, ProcessSSLStartup, ProcessCancelRequestPacket).
+Follows backend_startup.c (ProcessSSLStartup, ProcessStartupPacket, ProcessCancelRequestPacket).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import structlog
 
 from pubsub.backend import messages as m
 from pubsub.backend.socket_paths import SOCKET_NAME, short_path
-from pubsub.backend.tls import Tls
+from pubsub.backend.tls import Tls, start_tls_behind
 from pubsub.errors import FeatureNotSupported, ProtocolViolation, PubsubError
 
 PROTOCOL: Final = 3
@@ -37,6 +37,8 @@ _BUFFER: Final = 1 << 16
 _PER_ADDRESS: Final = 32
 """Most connections of one address that have not authenticated yet."""
 _CLOSING_SECONDS: Final = 2.0
+_HANDSHAKE: Final = 0x16
+"""The first byte of a TLS handshake; as the length of a startup message it would be too long."""
 
 logger = structlog.get_logger()
 
@@ -263,8 +265,14 @@ class Listener:
         await self._choose(client).serve(client)
 
     async def _first(self, client: Client) -> tuple[int, bytes]:
-        """Read the startup message or the cancel request; TLS and GSS encryption may be asked for once before."""
+        """Read the startup message or the cancel request; TLS and GSS encryption may be asked for once before.
+
+        A client may also begin with TLS itself (ProcessSSLStartup).
+        """
         asked: set[int] = set()
+        if await m.first_byte(client.reader) == _HANDSHAKE:
+            await self._begin_with_tls(client)
+            asked = {m.SSL_REQUEST, m.GSS_REQUEST}
         while True:
             code, body = await m.read_startup(client.reader)
             if code not in {m.SSL_REQUEST, m.GSS_REQUEST} or code in asked:
@@ -285,6 +293,23 @@ class Listener:
             raise ProtocolViolation("received unencrypted data after SSL request")
         await client.writer.start_tls(tls.context, ssl_handshake_timeout=self._timeout)
         client.end_point = tls.end_point
+
+    async def _begin_with_tls(self, client: Client) -> None:
+        """Take TLS from a client that has not asked for it.  Raises Closed where it cannot be had, or not for this protocol."""
+        if self._tls is None or client.is_local:
+            raise m.Closed
+        buffer: bytearray = client.reader._buffer  # type: ignore[attr-defined]
+        begun = bytes(buffer)
+        buffer.clear()
+        await start_tls_behind(client.writer, self._tls.context, begun, self._timeout)
+        if client.writer.get_extra_info("ssl_object").selected_alpn_protocol() is None:
+            # Another protocol's client could be led here (ALPACA).
+            logger.warning(
+                "received direct SSL connection request without ALPN protocol negotiation extension",
+                address=client.address,
+            )
+            raise m.Closed
+        client.end_point = self._tls.end_point
 
 
 def no_entry(client: Client, hint: str | None = None) -> PubsubError:

@@ -40,6 +40,14 @@ class Closed(Exception):
     """The other side has closed the connection."""
 
 
+async def first_byte(reader: asyncio.StreamReader) -> int:
+    """Return the next byte, which stays to be read.  Raises Closed."""
+    byte = await _exactly(reader, 1)
+    buffer: bytearray = reader._buffer  # type: ignore[attr-defined]
+    buffer[:0] = byte
+    return byte[0]
+
+
 async def read_startup(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Read a message without a type; return its code (the protocol's version, or a request) and the rest.
 

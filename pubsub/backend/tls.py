@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pubsub.errors import PubsubError
 
@@ -45,6 +46,34 @@ class Tls:
                 f'could not load server certificate file "{certificate}": {error}', sqlstate="F0000"
             ) from error
         return cls(context, end_point)
+
+
+async def start_tls_behind(writer: asyncio.StreamWriter, context: ssl.SSLContext, begun: bytes, timeout: float) -> None:
+    """Start TLS as a server where the reader has taken `begun`, the first bytes of the handshake, already.
+
+    Raises OSError (ssl.SSLError); `timeout` is in seconds.
+    """
+    transport: Any = writer.transport
+    before = transport.get_protocol()
+    starting = asyncio.ensure_future(writer.start_tls(context, ssl_handshake_timeout=timeout))
+    try:
+        await asyncio.sleep(0)
+        # start_tls has had the loop call connection_made, and read on after that; this comes next, before anything is read.
+        if transport.get_protocol() is not before:
+            asyncio.get_running_loop().call_soon(_feed, transport, begun)
+        await starting
+    finally:
+        starting.cancel()
+
+
+def _feed(transport: Any, data: bytes) -> None:
+    protocol: asyncio.BufferedProtocol = transport.get_protocol()
+    while data and not transport.is_closing():
+        room = memoryview(protocol.get_buffer(len(data)))
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
 
 
 def _first(text: str) -> str:

@@ -117,7 +117,11 @@ class Upstream:
             mode = "verify-full"  # no weaker one goes with it
         if mode not in {"require", "verify-ca", "verify-full"}:
             return
-        context = _tls(mode, root)
+        crl = self._effective.get("sslcrl"), self._effective.get("sslcrldir")
+        context = _tls(mode, root, *(crl if any(crl) else (str(Path.home() / ".postgresql" / "root.crl"), None)))
+        if self._effective.get("sslnegotiation") == "direct":
+            await writer.start_tls(context, server_hostname=name)
+            return
         writer.write((8).to_bytes(4, "big") + m.SSL_REQUEST.to_bytes(4, "big"))
         if await reader.read(1) != b"S":
             raise ConnectionFailure("the upstream server does not support SSL, but SSL was required")
@@ -146,15 +150,24 @@ class Upstream:
             await close(writer)
 
 
-def _tls(mode: str, root: str) -> ssl.SSLContext:
+def _tls(mode: str, root: str, crl: str | None, crl_directory: str | None) -> ssl.SSLContext:
+    """Return how to connect (fe-secure-openssl.c: initialize_SSL).  Raises OSError, ConnectionFailure."""
     if mode == "require" and not Path(root).exists():
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        return context
-    # With a root certificate, "require" is verify-ca (fe-secure-openssl.c: initialize_SSL).
-    context = ssl.create_default_context(cafile=None if root == "system" else root)
-    context.check_hostname = mode == "verify-full"
+    else:
+        # With a root certificate, "require" is verify-ca.
+        context = ssl.create_default_context(cafile=None if root == "system" else root)
+        context.check_hostname = mode == "verify-full"
+        file = crl if crl and Path(crl).exists() else None
+        if file or crl_directory:
+            try:
+                context.load_verify_locations(cafile=file, capath=crl_directory or None)
+            except (OSError, ssl.SSLError) as error:
+                raise ConnectionFailure(f'could not load certificate revocation list "{file}": {error}') from error
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_CHAIN
+    context.set_alpn_protocols(["postgresql"])
     return context
 
 

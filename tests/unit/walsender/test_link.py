@@ -15,7 +15,7 @@ import pytest
 from pubsub.errors import ConnectionFailure, PubsubError
 from walsender.server.link import Upstream
 
-VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSSLMODE", "PGSSLROOTCERT", "PGSERVICE", "PGSERVICEFILE")
+VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCRL", "PGSERVICE", "PGSERVICEFILE")
 SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
@@ -120,6 +120,76 @@ async def test_a_root_certificate_is_looked_at_as_libpq_does(
             reader, writer = await Upstream(f"host=127.0.0.1 port={port}").connect()
             assert await reader.read(9) == b"encrypted"
             writer.close()
+
+
+def revoked(folder: Path) -> tuple[Path, Path, Path, Path]:
+    """Return an authority's certificate, one of its for a server, that one's key, and the list in which it is revoked."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificates")
+    authority, key, certificate, server_key = (folder / f"{name}.pem" for name in ("ca", "key", "server", "server_key"))
+    request, crl, database = folder / "request.pem", folder / "crl.pem", folder / "index.txt"
+    database.touch()
+    (folder / "ca.conf").write_text(
+        f"[ca]\ndefault_ca=c\n[c]\ndatabase={database}\nprivate_key={key}\ncertificate={authority}\n"
+        "default_md=sha256\ndefault_crl_days=2\n"
+    )
+
+    def run(*arguments: str) -> str:
+        return subprocess.run([openssl, *arguments], check=True, capture_output=True, text=True).stdout
+
+    new = ["-newkey", "rsa:2048", "-nodes"]
+    run("req", "-x509", *new, "-days", "2", "-subj", "/CN=authority", "-keyout", str(key), "-out", str(authority))
+    run("req", *new, "-subj", "/CN=localhost", "-keyout", str(server_key), "-out", str(request))
+    signed = ["-in", str(request), "-CA", str(authority), "-CAkey", str(key), "-CAcreateserial", "-days", "2"]
+    run("x509", "-req", *signed, "-out", str(certificate))
+    run("ca", "-config", str(folder / "ca.conf"), "-revoke", str(certificate))
+    run("ca", "-config", str(folder / "ca.conf"), "-gencrl", "-out", str(crl))
+    # A directory of lists has them by their issuer's hash.
+    shutil.copy(crl, folder / f"{run('crl', '-hash', '-noout', '-in', str(crl)).strip()}.r0")
+    return authority, certificate, server_key, crl
+
+
+async def test_a_certificate_that_was_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sslcrl, and the file that libpq takes without it: this program's own sessions look at them, too."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    authority, certificate, key, crl = revoked(folder)
+    server = Server((certificate, key))
+    async with server.listening() as port:
+        conninfo = f"host=127.0.0.1 port={port} sslmode=verify-ca sslrootcert={authority}"
+        reader, writer = await Upstream(f"{conninfo} sslcrl={tmp_path}/not_there").connect()
+        assert await reader.read(9) == b"encrypted"
+        writer.close()
+        with pytest.raises(ConnectionFailure, match="certificate revoked"):
+            await Upstream(f"{conninfo} sslcrl={crl}").connect()
+        with pytest.raises(ConnectionFailure, match="certificate revoked"):
+            await Upstream(f"{conninfo} sslcrldir={crl.parent}").connect()
+        (tmp_path / ".postgresql").mkdir()
+        shutil.copy(crl, tmp_path / ".postgresql" / "root.crl")
+        with pytest.raises(ConnectionFailure, match="certificate revoked"):
+            await Upstream(conninfo).connect()
+        monkeypatch.setenv("PGSSLCRL", str(crl))
+        with pytest.raises(ConnectionFailure, match="certificate revoked"):
+            await Upstream(conninfo).connect()
+
+
+async def test_tls_without_asking(certificate: tuple[Path, Path]) -> None:
+    """sslnegotiation=direct of the upstream connection."""
+    chosen: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        chosen.put_nowait(writer.get_extra_info("ssl_object").selected_alpn_protocol())
+        writer.close()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    context.set_alpn_protocols(["postgresql"])
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as listener, asyncio.timeout(60):
+        port = listener.sockets[0].getsockname()[1]
+        _, writer = await Upstream(f"host=127.0.0.1 port={port} sslmode=require sslnegotiation=direct").connect()
+        assert await chosen.get() == "postgresql"
+        writer.close()
 
 
 async def test_the_environment_says_what_the_string_does_not(

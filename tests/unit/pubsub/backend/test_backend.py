@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg import pq
 
@@ -438,6 +439,49 @@ async def test_tls_is_asked_for_once_and_nothing_comes_before_it(certificate: tu
         writer.write(request)
         assert b"unsupported frontend protocol 1234.5679" in await reader.read()
         writer.close()
+
+
+async def test_tls_without_asking(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """sslnegotiation=direct, whose clients must name the protocol (backend_startup.c: ProcessSSLStartup)."""
+    path, key = certificate
+
+    async def answer(port: int, protocols: list[str]) -> bytes:
+        context = ssl.create_default_context(cafile=str(path))
+        context.check_hostname = False
+        if protocols:
+            context.set_alpn_protocols(protocols)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(hello())
+        try:
+            async with asyncio.timeout(30):
+                return await reader.read(9)
+        except (ConnectionError, ssl.SSLError):
+            return b""
+        finally:
+            writer.transport.abort()
+
+    echo = Echo()
+    async with listening(echo, tls=Tls.load(path, key), require_tls=True) as port:
+        where = f"host=127.0.0.1 port={port} user=me dbname=d sslmode=require sslnegotiation=direct"
+        async with await psycopg.AsyncConnection.connect(where, autocommit=True) as connection:
+            assert connection.pgconn.ssl_in_use
+        assert [client.end_point is not None for client in echo.seen] == [True]
+        assert await answer(port, ["postgresql"]) == m.message(b"R", authentication.OK)
+        for protocols in ([], ["http/1.1"]):
+            assert await answer(port, protocols) == b""
+        assert len(echo.seen) == 2
+    async with listening(echo) as port:
+        assert await answers(port, b"\x16\x03\x01") == b""
+        assert len(echo.seen) == 2
+    listener = Listener(lambda _: echo, list, tls=Tls.load(path, key))
+    await listener.listen_locally(tmp_path)
+    try:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET_NAME)
+        writer.write(b"\x16\x03\x01")
+        assert await reader.read() == b""
+        writer.close()
+    finally:
+        await listener.stop()
 
 
 async def test_where_tls_is_required_nothing_else_gets_in_by_tcp(
