@@ -87,6 +87,47 @@ def test_changes_are_postgresql_s_rows(
         assert errors[0] == errors[1], query
 
 
+def test_changes_have_the_session_s_own_texts(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
+) -> None:
+    """As SET, and SET LOCAL in a transaction, say: where the client began with other settings, too."""
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('texts', 'test_decoding')")
+    database.execute('CREATE SCHEMA "a B\\"; CREATE TABLE "a B\\".named ()')
+    database.execute("CREATE TABLE t (a timestamptz, b interval, c bytea, d float8, e regclass)")
+    database.execute(
+        "INSERT INTO t VALUES ('2026-11-29 01:02:03+00', '1 day 2 hours', '\\x00ff', 0.1::float4, '\"a B\\\".named')"
+    )
+    settings = (
+        "SET {} TimeZone = 'Asia/Kolkata'",
+        "SET {} DateStyle = 'SQL, DMY'",
+        "SET {} IntervalStyle = 'iso_8601'",
+        "SET {} bytea_output = 'escape'",
+        "SET {} extra_float_digits = -5",
+        'SET {} search_path = public, "a B\\"',
+        "SET {} quote_all_identifiers = on",
+    )
+    query = (
+        "SELECT data FROM pg_logical_slot_peek_changes('texts', NULL, NULL, 'include-xids', '0') WHERE data ~ 'INSERT'"
+    )
+    first = theirs.execute(query).fetchall()
+    assert ours.execute(query).fetchall() == first
+    for prepare in (False, True):
+        found = []
+        for connection in (theirs, ours):
+            with connection.transaction():
+                for setting in settings:
+                    connection.execute(setting.format("LOCAL").encode())
+                found.append(connection.execute(query, prepare=prepare).fetchall())
+                connection.execute("SELECT 1")
+        assert found[1] == found[0] != first
+        assert ours.execute(query, prepare=prepare).fetchall() == first
+    for setting in settings:
+        for connection in (theirs, ours):
+            connection.execute(setting.format("").encode())
+        assert ours.execute(query).fetchall() == theirs.execute(query).fetchall(), setting
+
+
 def test_a_call_with_a_limit_leaves_the_slot_where_its_rows_end(
     ours: psycopg.Connection[Any], database: Database
 ) -> None:

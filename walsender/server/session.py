@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from walsender.server.service import Service
     from walsender.server.stream import Stream
 
-_TEXT_SETTINGS: Final = {
-    *("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output", "quote_all_identifiers"),
-}
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
-_OPTION: Final = re.compile(r"(?:-c\s*|--)(\w+)=(\S+)")
 # AuthenticationOk and AuthenticationSASLFinal want no answer.
 _NO_ANSWER: Final = {0, 12}
 _NO_PARAMETERS: Final = bytes(4)
@@ -79,8 +75,6 @@ class Session:
         self.application_name = _in_ascii(client.parameters.get("application_name", ""))
         self.client = client.address
         self.port = client.port
-        self.settings = ""
-        """The settings of the startup message, as `options` of libpq."""
         self.client_encoding = ""
         """As the upstream server reports it."""
         self.exported = False
@@ -182,7 +176,6 @@ class Session:
         """Let the client authenticate; return whether a session has begun.  Raises Closed, PubsubError."""
         parameters = dict(self._client.parameters)
         replication = parameters.pop("replication", "false")
-        self.settings = _as_options(parameters)
         if replication == "database":
             self.replication = True
         elif replication.lower() in TRUE:
@@ -451,14 +444,4 @@ def _in_ascii(text: str) -> str:
     """Return a name in printable ASCII, other bytes as \\xHH (string.c: pg_clean_ascii)."""
     return "".join(
         chr(byte) if 32 <= byte <= 126 else f"\\x{byte:02x}" for byte in text.encode("utf-8", "surrogateescape")
-    )
-
-
-def _as_options(parameters: dict[str, str]) -> str:
-    """Return the settings that texts depend on, and no others: they go into a session of this program's own role."""
-    given = dict(_OPTION.findall(parameters.get("options", ""))) | parameters
-    return " ".join(
-        f"-c {name}=" + value.replace("\\", "\\\\").replace(" ", "\\ ")
-        for name, value in given.items()
-        if name.lower() in _TEXT_SETTINGS
     )

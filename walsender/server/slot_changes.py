@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +35,19 @@ _MOST: Final = 64 << 20
 _CHECKED: Final = 4 << 20
 """Bytes that the server is asked about at a time."""
 _CONVERTED: Final = "pg_catalog.convert_from(pg_catalog.decode(x, 'hex'), pg_catalog.getdatabaseencoding())"
+
+_TEXT_SETTINGS: Final = (
+    *("TimeZone", "DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output", "quote_all_identifiers"),
+    "lc_monetary",
+)
+_NAMES: Final = (*_TEXT_SETTINGS, "search_path")
+_PATH: Final = (
+    "pg_catalog.array_to_string(ARRAY(SELECT pg_catalog.quote_ident(x)"
+    " FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) x), ', ')"
+)
+_SETTINGS: Final = f"SELECT {', '.join(f'pg_catalog.current_setting({name!r})' for name in _TEXT_SETTINGS)}, {_PATH}"
+_SPECIAL: Final = re.compile(r"[\\\s]")
+"""What has a backslash before it in `options` (postinit.c: pg_split_opts)."""
 
 _Row = tuple[int, int, bytes]
 """LSN, transaction, and what the plugin has written."""
@@ -199,7 +213,7 @@ async def _decoded(
         await service.standby_slots.wait_for(end)
     restart = feed.commits.restart_for(start, feed.oldest) or slot.restart_lsn
     task = Task(
-        service.upstream.with_database(slot.database, session.settings),
+        service.upstream.with_database(slot.database, await _settings(session)),
         slot.plugin,
         options,
         str(feed.spool.directory),
@@ -241,6 +255,14 @@ async def _decoded(
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+async def _settings(session: Session) -> str:
+    """Return what texts depend on, as the session has it now, as `options` of a session of this program's own role."""
+    (values,) = await session.query(_SETTINGS)
+    # A schema's name would be in the client's encoding, and is wanted in the server's.
+    given = [(name, value or "") for name, value in zip(_NAMES, values, strict=True) if (value or "").isascii()]
+    return " ".join(f"-c {name}=" + _SPECIAL.sub(r"\\\g<0>", value) for name, value in given)
 
 
 async def _read(
