@@ -83,6 +83,8 @@ def configure(level: int = logging.INFO, *, verbose: bool = False, recent: Recen
 
     `recent` keeps the last ones.
     """
+    # It would print the texts of statements that it cannot read, with whatever they hold.
+    logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     renderers: list[structlog.typing.Processor]
     if sys.stderr.isatty():
         renderers = [

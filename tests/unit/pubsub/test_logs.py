@@ -350,3 +350,11 @@ def test_the_prompt_s_history_keeps_no_password(tmp_path: Path) -> None:
     _save_history(tmp_path / "history")
     readline.clear_history()
     assert (tmp_path / "history").read_text().split() == ["SELECT", "1;"]
+
+
+def test_the_text_of_a_client_s_statement_is_not_logged() -> None:
+    """sqlglot printed the beginning of each that it cannot read."""
+    statement = f"PREPARE q AS SELECT '{SECRET}' FROM pg_replication_slots"
+    program = f"from pubsub import logs; logs.configure(); from walsender.server import slot_sql; slot_sql.find({statement!r})"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
