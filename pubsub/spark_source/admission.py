@@ -34,11 +34,11 @@ def last_admitted(files: Sequence[Counted], transactions: int | None, rows: int 
         return None
     counts = _Counts(transactions, rows)
     for file in files:
-        if counts.cut is not None and file.least > counts.cut:
+        if counts.refused is not None and file.least >= counts.refused:
             break
         for lsns in file.lsns():
             counts.add(lsns)
-    return counts.cut
+    return counts.last()
 
 
 def _at_most(files: Iterable[Counted], rows: int) -> bool:
@@ -47,19 +47,23 @@ def _at_most(files: Iterable[Counted], rows: int) -> bool:
 
 
 class _Counts:
-    """The least LSNs seen so far with their rows: as many as the limits allow.  What is seen later can only lower the cut."""
+    """The least LSNs seen so far with their rows: as many as the limits allow.  What is seen later can only refuse more."""
 
     def __init__(self, transactions: int | None, rows: int | None) -> None:
         self._transactions = transactions
         self._most_rows = rows
         self._lsns: Indices = np.empty(0, np.int64)
         self._rows: Indices = np.empty(0, np.int64)
-        #: The last LSN that is allowed, once one has been seen that is not.
-        self.cut: int | None = None
+        #: The first LSN seen that is not allowed.  One below it, of a file yet to come, may be.
+        self.refused: int | None = None
+
+    def last(self) -> int | None:
+        """Return the last LSN that is allowed; None if all are."""
+        return None if self.refused is None else int(self._lsns[-1])
 
     def add(self, lsns: Indices) -> None:
-        if self.cut is not None:
-            lsns = lsns[lsns <= self.cut]
+        if self.refused is not None:
+            lsns = lsns[lsns < self.refused]
         found, counts = np.unique(lsns, return_counts=True)
         self._lsns, places = np.unique(np.concatenate([self._lsns, found]), return_inverse=True)
         totals = np.zeros(len(self._lsns), np.int64)
@@ -70,5 +74,5 @@ class _Counts:
             allowed = min(allowed, int(np.searchsorted(np.cumsum(self._rows), self._most_rows, side="right")))
         allowed = max(allowed, 1)
         if len(self._lsns) > allowed:
-            self.cut = int(self._lsns[allowed - 1])
+            self.refused = int(self._lsns[allowed])
             self._lsns, self._rows = self._lsns[:allowed], self._rows[:allowed]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from pubsub import object_stores
@@ -61,7 +60,8 @@ def rows(share: Share, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for file in share.files:
         try:
             for batch in rows_within(log, file, share.table, schema.names, share.span):
-                columns = [_carried(*pair) for pair in zip(batch.columns, schema, strict=True)]
+                # The names and the order of fields inside a type, which VARIANT has otherwise, are Spark's after the cast.
+                columns = [one.cast(field.type) for one, field in zip(batch.columns, schema, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
         except DataCorrupted as error:
             if not isinstance(error.__cause__, FileNotFoundError):
@@ -80,17 +80,3 @@ def reach(path: str, home: str | None) -> None:
     """
     if home is not None and not is_local(path):
         object_stores.configure(Settings.load(Path(home)).spark.conf)
-
-
-def _carried(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column with the names and the order of fields that Spark expects inside its type."""
-    if column.type == field.type:
-        return column
-    if _is_variant(field.type):
-        parts = [pc.fill_null(column.field(part.name), b"") for part in field.type]
-        return pa.StructArray.from_arrays(parts, fields=list(field.type), mask=column.is_null())
-    return column.cast(field.type)
-
-
-def _is_variant(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind)) and any(b"variant" in (part.metadata or {}) for part in kind)

@@ -51,6 +51,7 @@ def test_later_files_are_not_read() -> None:
 def test_files_that_overlap() -> None:
     """A merged file has rows of all transactions: only all files together tell where the first ones are."""
     assert last_admitted(Files([10, 90], [20, 80], [30]).files, 2, None) == 20
+    assert last_admitted(Files([10, 30, 30], [20]).files, None, 2) == 20, "the third is too large, the second is not"
     assert last_admitted(Files([90, 10, 80, 70, 60], [20, 10], [10, 95]).files, None, 3) == 10
 
 
