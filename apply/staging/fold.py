@@ -83,7 +83,9 @@ def fold(
     counts = np.bincount(changes.op, minlength=max(INSERT, UPDATE, DELETE) + 1)
     truncated = truncate_before is not None
     if truncate_before is not None:
+        before = changes.count
         changes = _since(changes, truncate_before)
+        leaving = leaving and {name: column.slice(before - changes.count) for name, column in leaving.items()}
     missing = collisions = differing = expected = None
     if key:
         (images, masked, deleted), missing, collisions, differing, expected = _fold_keyed(

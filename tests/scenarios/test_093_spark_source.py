@@ -17,7 +17,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -82,6 +82,7 @@ def lived(replica: Replica) -> list[Lsn]:
     return moments
 
 
+@pytest.mark.full
 def test_between_two_lsns(replica: Replica, session: SparkSession) -> None:
     moments = lived(replica)
     whole = history(session, replica)
@@ -202,6 +203,7 @@ def test_every_type(replica: Replica, session: SparkSession) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_wrong_table_is_told(replica: Replica, session: SparkSession) -> None:
     """What Spark shows of an error has its hint."""
     replica.execute(
@@ -324,7 +326,8 @@ def test_stopped_at_random_moments(replica: Replica, session: SparkSession, tmp_
                     failed
                 )
             if round_ == 3:
-                session.sql(f"OPTIMIZE delta.`{replica.path('t')}`").collect()
+                # Housekeeping may merge the same files at this moment, and then Spark gives up.
+                tried(lambda: session.sql(f"OPTIMIZE delta.`{replica.path('t')}`").collect(), "DELTA_CONCURRENT")
     finally:
         over.set()
         loading.join()
@@ -342,7 +345,7 @@ def tried(work: Callable[[], object], *others: str) -> None:
     def done() -> bool:
         try:
             work()
-        except StreamingQueryException as error:
+        except PySparkException as error:
             if not any(words in str(error) for words in ("Python worker failed to connect back", *others)):
                 raise
             return False
