@@ -271,7 +271,7 @@ def _fold_keyed(
         expected = Expected(
             deleted_keys if here.all() else deleted_keys.filter(pa.array(here)), _free(changes, keys, touches, first)
         )
-    predecessor = _predecessors(keys, touches)
+    predecessor = _predecessors(keys, touches) if unchanged or left.size else np.empty(0, np.int64)
     if leaving is not None and left.size:
         values, unchanged, keys, predecessor = _with_left(values, unchanged, key, keys, predecessor, left, leaving)
         final = np.concatenate([final, np.arange(changes.count, changes.count + len(left))])
