@@ -72,6 +72,7 @@ def _state(file: sqlite3.Connection, node: from_rows.Row) -> State:
         rows=tuple(map(from_rows.table_rows, _table(file, "pubsub_table_rows"))),
         storage=tuple(map(from_rows.table_storage, _table(file, "pubsub_table_storage", "subid, relid"))),
         verifications=tuple(map(from_rows.verification, _table(file, "pubsub_verification", "subid, relid"))),
+        registrations=tuple(map(from_rows.registration, _table(file, "pubsub_table_registration", "subid, relid"))),
         sequences=tuple(
             from_rows.sequence(row)
             for row in _table(file, "pubsub_subscription_seq", "subid, relid")

@@ -19,6 +19,7 @@ from catalog.records import (
     PinnedTable,
     PreparedXact,
     PublisherStatus,
+    Registration,
     Subscription,
     SubscriptionRel,
     SubscriptionSequence,
@@ -37,7 +38,7 @@ from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 Row = Mapping[Any, Any]
 
 #: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 11
+SCHEMA_VERSION: Final = 12
 
 #: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
 _NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
@@ -134,6 +135,11 @@ def table_rows(row: Row) -> TableRows:
 def table_storage(row: Row) -> TableStorage:
     """Build what a table takes on disk."""
     return TableStorage(**row)
+
+
+def registration(row: Row) -> Registration:
+    """Build a table's name in a catalog."""
+    return Registration(**dict(row) | {"name": None if row["name"] is None else tuple(row["name"])})
 
 
 def verification(row: Row) -> Verification:

@@ -432,6 +432,21 @@ class TableStorage:
     deleted_rows: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """That the Delta table at `path` has a name in one of Spark's catalogs: catalog, schema and table; None: it has none.
+
+    `error` and `error_hint` say why it could not get the name that it is to have, or lose this one.
+    """
+
+    subid: int
+    relid: int
+    path: str
+    name: tuple[str, ...] | None
+    error: str | None = None
+    error_hint: str | None = None
+
+
 Outcome = Literal["equal", "different", "not compared", "failed"]
 
 
@@ -656,6 +671,7 @@ class State:
     verifications: tuple[Verification, ...] = ()
     sequences: tuple[SubscriptionSequence, ...] = ()
     """Without those that have left."""
+    registrations: tuple[Registration, ...] = ()
 
     @property
     def last_compared(self) -> Mapping[tuple[int, int, int], datetime]:

@@ -212,6 +212,7 @@ async def delete_relations(connection: AsyncConnection, subid: int, relids: Iter
             schema.copy_plan,
             schema.rows,
             schema.storage,
+            schema.registration,
             schema.verification,
             schema.worker,
             schema.origin,

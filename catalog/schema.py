@@ -310,6 +310,18 @@ pinned_snapshot: Final = Table(
     Column("tables", JSON, nullable=False),
 )
 
+#: A Delta table's name in one of Spark's catalogs (catalog.records.Registration).
+registration: Final = Table(
+    "pubsub_table_registration",
+    metadata,
+    _oid_of_subscription(),
+    _relid(),
+    Column("path", Text, nullable=False),
+    Column("name", JSON),
+    Column("error", Text),
+    Column("error_hint", Text),
+)
+
 #: The last comparison of each table with its publisher's (catalog.records.Verification).
 verification: Final = Table(
     "pubsub_verification",

@@ -18,6 +18,7 @@ from catalog.records import (
     CopyProgress,
     Counters,
     PublisherStatus,
+    Registration,
     SubscriptionStats,
     TableRows,
     TableStorage,
@@ -59,14 +60,16 @@ class Statistics(Database):
         rows: Iterable[TableRows] = (),
         storage: Iterable[TableStorage] = (),
         verifications: Iterable[Verification] = (),
+        registrations: Iterable[Registration] = (),
     ) -> None:
         """Store all of the daemon's statistics in one transaction: one fsync a second instead of one per worker."""
         workers, counters = list(workers), list(counters)
-        of_tables: list[tuple[Table, CopyProgress | TableRows | TableStorage | Verification]] = [
+        of_tables: list[tuple[Table, CopyProgress | TableRows | TableStorage | Verification | Registration]] = [
             *((schema.copy, one) for one in copies),
             *((schema.rows, one) for one in rows),
             *((schema.storage, one) for one in storage),
             *((schema.verification, one) for one in verifications),
+            *((schema.registration, one) for one in registrations),
         ]
         if not (workers or counters or publishers or of_tables):
             return
@@ -195,6 +198,12 @@ async def read_storage(connection: AsyncConnection) -> tuple[TableStorage, ...]:
     s = schema.storage
     found = await connection.execute(select(s).order_by(s.c.subid, s.c.relid))
     return tuple(from_rows.table_storage(row) for row in found.mappings())
+
+
+async def read_registrations(connection: AsyncConnection) -> tuple[Registration, ...]:
+    r = schema.registration
+    found = await connection.execute(select(r).order_by(r.c.subid, r.c.relid))
+    return tuple(from_rows.registration(row) for row in found.mappings())
 
 
 async def read_verifications(connection: AsyncConnection) -> tuple[Verification, ...]:

@@ -28,6 +28,7 @@ from catalog.statistics import (
     Statistics,
     read_copies,
     read_publishers,
+    read_registrations,
     read_rows,
     read_statistics,
     read_storage,
@@ -108,4 +109,5 @@ class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, Pinned
                 verifications=await read_verifications(connection),
                 pinned_snapshots=tuple(await read_pinned_snapshots(connection)),
                 sequences=await read_sequences(connection),
+                registrations=await read_registrations(connection),
             )

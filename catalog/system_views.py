@@ -13,11 +13,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from catalog.records import State, Subscription, SubscriptionRel, SubscriptionSequence
+from catalog.records import Registration, State, Subscription, SubscriptionRel, SubscriptionSequence
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import quote_qualified
+from pubsub.sql.layouts import TableName
 from pubsub.sql.options import RECEIVER_TIMEOUT
 
 Value = str | int | float | bool | datetime | tuple[str, ...] | None
@@ -58,6 +59,7 @@ def _columns(text: str) -> tuple[tuple[str, Type], ...]:
 #: A node has one database; its oid is that of PostgreSQL's template1, the owner's oid that of the bootstrap superuser.
 _DATABASE: Final = 1
 _OWNER: Final = 10
+_NOT_REGISTERED: Final = Registration(0, 0, "", None)
 
 
 def _lsn(lsn: Lsn | None) -> str | None:
@@ -77,26 +79,30 @@ def _subscription(state: State) -> Iterator[Row]:
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
             o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
-            o.metadata, o.columns, o.exclude, o.mask,
+            o.metadata, o.columns, o.exclude, o.mask, o.register,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
 
 
 def _subscription_rel(state: State) -> Iterator[Row]:
+    registrations = {(one.subid, one.relid): one for one in state.registrations}
     for rel in state.relations:
+        registration = registrations.get((rel.subid, rel.relid), _NOT_REGISTERED)
         yield (
             rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None, rel.mode,
             ", ".join(rel.left_out), ", ".join(rel.masked), rel.deletes, ", ".join(name for _, name in rel.metadata),
+            None if registration.name is None else str(TableName(*registration.name)),
+            registration.error, registration.error_hint,
         )  # fmt: skip
 
     for sequence in state.sequences:
         yield (
             sequence.subid, sequence.relid, sequence.state.value,
             _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
-            sequence.path, None, None, None, False, None, None, None, None, None, None, None,
+            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -225,7 +231,7 @@ VIEWS: Final = {
                 DOUBLE batch_age
                 LSN stop_lsn
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
-                TEXT metadata columns exclude mask
+                TEXT metadata columns exclude mask register
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""
@@ -244,7 +250,8 @@ VIEWS: Final = {
                 BIGINT estimated_rows
                 BOOL stopped
                 LSN error_lsn
-                TEXT foreign_commit mode left_out masked deletes metadata"""
+                TEXT foreign_commit mode left_out masked deletes metadata registered
+                TEXT register_error register_error_hint"""
             ),
             _subscription_rel,
         ),

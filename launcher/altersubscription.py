@@ -19,6 +19,7 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from launcher import option_effects, published_sequences, published_tables
 from launcher.client_session import Session, paused
+from launcher.registered_names import refuse_one_name
 from launcher.slot_creation import make_slot
 from launcher.sync_slots import drop_slots_of, slot_names
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
@@ -432,6 +433,9 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     given = options.specified
     merged = subscription.options.merge(options)
     option_effects.tell(session, options)
+    session.settings.spark.require_catalogs(options.layouts.catalogs())
+    if "register" in given:
+        await refuse_one_name(session.catalog, options.layouts, subscription.oid)
     refuse_new_tables_in_two_phase(merged)
     refuse_unfollowed_choice(merged)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}

@@ -26,6 +26,7 @@ from launcher.monitor import Monitors, combined
 from launcher.new_tables import NewTables
 from launcher.pin_requests import PinRequests
 from launcher.point_requests import PointRequests
+from launcher.registrar import Registrar
 from launcher.repairs import RepairRequests
 from launcher.runner import NodeServices, Runner
 from launcher.slot_losses import SlotLosses
@@ -74,6 +75,7 @@ class Launcher:
         self._point_requests = PointRequests(catalog, self.runners)
         self._repair_requests = RepairRequests(catalog, engine, self.runners)
         self._verifier = Verifier(settings.verify, catalog, verify)
+        self._registrar = Registrar(settings.spark, catalog, engine)
         self._slot_losses = SlotLosses(settings, catalog, self.wake)
         self._new_tables = NewTables(settings, catalog, self.wake)
         self._wake = asyncio.Event()
@@ -106,6 +108,7 @@ class Launcher:
             statistics = group.create_task(self._write_statistics())
             housekeeping = group.create_task(self._housekeeper.run(), name="housekeeping")
             verifying = group.create_task(self._verifier.run(), name="verifications")
+            registering = group.create_task(self._registrar.run(), name="registrations")
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -133,6 +136,7 @@ class Launcher:
                     pass
             housekeeping.cancel()
             verifying.cancel()
+            registering.cancel()
             await self._new_tables.close()
             await self._slot_losses.close()
             await self._point_requests.close()

@@ -15,6 +15,7 @@ from catalog.records import NewRelation
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.client_session import Session
+from launcher.registered_names import refuse_one_name
 from pubsub.errors import (
     DuplicateObject,
     FeatureNotSupported,
@@ -177,6 +178,8 @@ async def plan(
     for one in plans:
         refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
     await _refuse_owned(session.catalog, plans, leaving, subid)
+    joining = [(one.definition.schema, one.definition.name) for one in plans]
+    await refuse_one_name(session.catalog, layouts, subid, joining, leaving)
     plans = [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
         for one in plans

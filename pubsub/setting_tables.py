@@ -6,13 +6,14 @@ Each is a model of its own, whose values settings.Settings reads and shows.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pubsub.errors import FeatureNotSupported, PubsubError
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.parameters import Parameter
 
 _WINDOW: Final = re.compile(r"\s*(\d\d?):(\d\d)\s*-\s*(\d\d?):(\d\d)\s*")
@@ -365,6 +366,24 @@ class SparkSettings(Table):
     def is_local(self) -> bool:
         """Whether Spark runs in the daemon's own JVM, not on a cluster."""
         return self.master.startswith("local")
+
+    def require_catalogs(self, names: Iterable[str]) -> None:
+        """Raise UndefinedObject for a catalog of Spark's that is not configured, or that forgets its tables with the JVM."""
+        for name in sorted(names):
+            if f"spark.sql.catalog.{name}" in self.conf:
+                continue
+            if name != "spark_catalog":
+                raise UndefinedObject(
+                    f'catalog "{name}" does not exist',
+                    detail=f'[spark.conf] has no "spark.sql.catalog.{name}".',
+                    hint="spark_catalog is the one that is always there.",
+                )
+            if self.conf.get("spark.sql.catalogImplementation") != "hive":
+                raise UndefinedObject(
+                    'catalog "spark_catalog" keeps no tables',
+                    detail="Without a Hive metastore it is in the memory of Spark's JVM.",
+                    hint='Set "spark.sql.catalogImplementation" = "hive" in [spark.conf], and where the metastore is.',
+                )
 
     @property
     def is_private(self) -> bool:

@@ -1,5 +1,5 @@
-"""What the Delta tables of a subscription have, and how they lie: mode, deletes, metadata, columns, exclude, mask,
-partition_by, cluster_by and table_properties.
+"""What the Delta tables of a subscription have, how they lie, and their names in a catalog: mode, deletes, metadata, columns,
+exclude, mask, partition_by, cluster_by, table_properties and register.
 
     columns = 'public.users (id, name)'
     exclude = 'public.users (password), hr.* (salary)'
@@ -11,20 +11,24 @@ partition_by, cluster_by and table_properties.
     partition_by = 'public.orders (region), sales.* (country, kind)'
     cluster_by = 'public.customers (zip)'
     table_properties = '* (team = shop), public.orders (delta.enableChangeDataFeed = true)'
+    register = 'lake'
+    register = '* (lake.shop), public.orders (lake.shop.all_orders)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-properties, a mode, how rows are deleted, or kinds of metadata, each perhaps with a column's name, in parentheses; a mode or a way
-to delete without a name is that of all tables.  The element that says most about a table counts alone.  Only what is excluded is
-joined, and so are masks and properties, of which those of the element that says most go before.  A name is written as in SQL;
-values with other than letters and digits are in double quotes.  The options take effect when a Delta table is created, mode,
-deletes, metadata, columns, exclude and mask whenever a table is copied; changing them does not affect existing tables.
+properties, a mode, how rows are deleted, or kinds of metadata, each perhaps with a column's name, or a name in a catalog, in
+parentheses; a mode, a way to delete or a name without a table is that of all tables.  The element that says most about a table
+counts alone.  Only what is excluded is joined, and so are masks and properties, of which those of the element that says most go
+before.  A name is written as in SQL; values with other than letters and digits are in double quotes.  The options take effect when
+a Delta table is created, mode, deletes, metadata, columns, exclude and mask whenever a table is copied; changing them does not
+affect existing tables.  Register alone holds at once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.nearest import nearest
@@ -57,6 +61,26 @@ Deletes = Literal["hard", "soft"]
 #: The kinds of metadata, in the order of their columns (pubsub.delta.metadata_columns), with the names that these have by themselves.
 _METADATA: Final = {kind: f"_pubsub_{kind}" for kind in ("lsn", "commit_time", "xid", "op")}
 _DELETES: Final[Mapping[str, Deletes]] = {"hard": "hard", "soft": "soft"}
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+
+def quoted(name: str) -> str:
+    """Return a name in the quotes of Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+class TableName(NamedTuple):
+    """A table's name in one of Spark's catalogs."""
+
+    catalog: str
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        """Return it as Spark's SQL has it, with quotes where they are needed."""
+        return ".".join(part if _PLAIN.fullmatch(part) else quoted(part) for part in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +126,7 @@ class Layouts:
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[Pattern, Mapping[str, MaskRule]] = field(default_factory=dict)
+    register: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     rule: tuple[str, str, str] = ("", "", "")
     """The texts of columns, exclude and mask."""
 
@@ -117,6 +142,7 @@ class Layouts:
         mask: str = "",
         deletes: str = "",
         metadata: str = "",
+        register: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -129,6 +155,7 @@ class Layouts:
             columns_of("columns", columns),
             columns_of("exclude", exclude),
             masks_of(mask),
+            registers_of(register),
             (columns, exclude, mask),
         )
 
@@ -196,6 +223,15 @@ class Layouts:
             )
         return tuple((kind, found[kind]) for kind in _METADATA if kind in found)
 
+    def registered_as(self, schema: str, table: str) -> TableName | None:
+        """Return a table's name in a catalog; None if it is to have none."""
+        given = _of_table(self.register, schema, table, ())
+        return TableName(*given, *(schema, table)[len(given) - 1 :]) if given else None
+
+    def catalogs(self) -> set[str]:
+        """Return the catalogs that `register` names."""
+        return {names[0] for names in self.register.values()}
+
     def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
         """Raise UndefinedObject if columns, exclude or mask name columns of this very table that are not published."""
         for option, rules in self._naming_columns():
@@ -227,6 +263,7 @@ class Layouts:
             "columns": self.columns,
             "exclude": self.exclude,
             "mask": self.mask,
+            "register": self.register,
         }
         for option, rules in named.items():
             for schema, table in rules:
@@ -331,6 +368,26 @@ def metadata_of(text: str) -> dict[Pattern, Mapping[str, str]]:
     return found
 
 
+def registers_of(text: str) -> dict[Pattern, tuple[str, ...]]:
+    """Parse register: a catalog, perhaps a schema in it, and perhaps a table.  Raises PubsubError (22023) and SqlSyntaxError."""
+
+    def name(tokens: list[Token], most: int) -> tuple[str, ...]:
+        parts = tokens[::2]
+        named = all(token.kind in (Kind.WORD, Kind.NAME) and token.value for token in parts)
+        dotted = all(_is(token, ".") for token in tokens[1::2])
+        if not (named and dotted and len(tokens) % 2 and len(parts) <= most):
+            raise _invalid("register", text, _NAMES)
+        return tuple(token.value for token in parts)
+
+    tokens = tokenize(text)
+    if not any(_is(token, "(") for token in tokens):
+        return {(None, None): name(tokens, 2)} if tokens else {}
+    found: dict[Pattern, tuple[str, ...]] = {}
+    for pattern, inside in _elements("register", text):
+        _add(found, pattern, name(inside, 2 if pattern[1] is None else 3), "register", text)
+    return found
+
+
 def _words_of(option: str, text: str, words: Mapping[str, V], detail: str) -> dict[Pattern, V]:
     """Parse an option that has one of some words for each table; a word alone is that of all."""
 
@@ -394,6 +451,9 @@ def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
 
 
 _FORM: Final = "Each element is schema.table, schema.* or *, and then a list in parentheses."
+_NAMES: Final = (
+    "It is a catalog, or catalog.schema, for all tables, or for some in parentheses; of one table also the whole name."
+)
 _PATTERNS: Final = "Each element is schema.table, schema.* or *."
 
 

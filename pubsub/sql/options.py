@@ -26,6 +26,7 @@ from pubsub.sql.layouts import (
     modes_of,
     patterns_of,
     properties_of,
+    registers_of,
 )
 from pubsub.sql.typechoices import TypeChoices
 
@@ -63,14 +64,14 @@ class SubscriptionOptions:
     """Every option with its value; `specified` names those that the statement gave (subscriptioncmds.c: SubOpts).
 
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
-    `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
-    has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
-    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`,
-    `metadata`, `columns`, `exclude`, `mask`, `partition_by`, `cluster_by` and `table_properties` are those that Layouts parses, and
-    `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive` is a
-    directory of the publisher's WAL segments; None: there is none.
-    `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within
-    the last day.
+    `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command has set
+    another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
+    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `metadata`,
+    `columns`, `exclude`, `mask`, `partition_by`, `cluster_by`, `table_properties` and `register` are those that Layouts parses,
+    and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive`
+    is a directory of the publisher's WAL segments; None: there is none.
+    `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
+    last day.
     """
 
     connect: bool = True
@@ -116,6 +117,7 @@ class SubscriptionOptions:
     columns: str = ""
     exclude: str = ""
     mask: str = ""
+    register: str = ""
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
@@ -132,6 +134,7 @@ class SubscriptionOptions:
             self.mask,
             self.deletes,
             self.metadata,
+            self.register,
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -176,6 +179,7 @@ STORED_OPTIONS: Final = (
     "columns",
     "exclude",
     "mask",
+    "register",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -451,6 +455,12 @@ def _metadata(option: Option) -> str:
     return text
 
 
+def _register(option: Option) -> str:
+    text = _string(option)
+    registers_of(text)
+    return text
+
+
 def _table_properties(option: Option) -> str:
     text = _string(option)
     properties_of(text)
@@ -501,6 +511,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "columns": _columns_by_table,
     "exclude": _columns_by_table,
     "mask": _masks,
+    "register": _register,
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),

@@ -69,6 +69,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "table_properties": st.sampled_from(["", '* (team = "a b"), s.t (delta.enableChangeDataFeed = true)']),
     "mode": st.sampled_from(["", "history", "public.t (history), s.* (mirror)"]),
     "deletes": st.sampled_from(["", "soft", "public.t (soft), s.* (hard)"]),
+    "register": st.sampled_from(["", "lake", "lake.shop", 'public.t (lake.shop."All of it"), * (spark_catalog.s)']),
     "metadata": st.sampled_from(["", "* (lsn)", 'public.t (op, commit_time "changed at"), s.* (xid x)']),
     "columns": st.sampled_from(["", 'public.t (a, "B b")']),
     "exclude": st.sampled_from(["", "s.* (a), public.t (b)"]),

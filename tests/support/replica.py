@@ -95,7 +95,7 @@ class BorrowedSpark:
 class RunningNode:
     """A Node with workers, on an event loop in a thread of its own, so that the test may block."""
 
-    def __init__(self, home: Path, spark: spark_session.Spark, **settings: Any) -> None:
+    def __init__(self, home: Path, spark: spark_session.Spark, /, **settings: Any) -> None:
         self.home = home
         self.spark = spark
         self._loop = asyncio.new_event_loop()

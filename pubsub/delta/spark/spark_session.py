@@ -391,6 +391,9 @@ class Spark:
         archive = jars.cds_archive()
         if archive is not None:
             java += f" -XX:SharedArchiveFile={archive}"
+        if self._conf.get("spark.sql.catalogImplementation") == "hive":
+            # A metastore of Derby's would write its log where the daemon was started.
+            java += f' "-Dderby.stream.error.file={self._home / "derby.log"}"'
         paths = [str(path) for path in jars.class_path()]
         settings = {
             "spark.app.name": "pubsub",

@@ -20,6 +20,7 @@ from catalog.records import (
     PinnedTable,
     PreparedXact,
     PublisherStatus,
+    Registration,
     TableRows,
     TableStorage,
     Warned,
@@ -59,6 +60,10 @@ async def filled(path: Path) -> Catalog:
             publishers={oid: status},
             rows=[TableRows(oid, 9, 1, 12, Lsn(3))],
             storage=[TableStorage(oid, 9, 1, 12, 3, 2**40, 5, 6, TIME), TableStorage(oid, 8, 1, 0, 1, 0, 0, 6)],
+            registrations=[
+                Registration(oid, 9, "/w/t", ("lake", "s", "t é")),
+                Registration(oid, 8, "/w/u", None, "is another table", "Drop it."),
+            ],
         )
         await catalog.add_counters(oid, transactions=2**40, spill_count=3)
         await catalog.set_subscription_error(oid, PubsubError("é", detail="d", hint="h"), count="apply")

@@ -370,6 +370,24 @@ def test_spark_conf_takes_quoted_and_dotted_names(tmp_path: Path) -> None:
     }
 
 
+def test_a_catalog_that_keeps_no_names_is_refused(tmp_path: Path) -> None:
+    """Spark's own forgets them with its JVM, unless it is Hive's; others have to be configured."""
+    spark = load(tmp_path, "").spark
+    spark.require_catalogs([])
+    for name, words in (
+        ("lake", 'catalog "lake" does not exist'),
+        ("spark_catalog", 'catalog "spark_catalog" keeps no tables'),
+    ):
+        with pytest.raises(UndefinedObject, match=words) as refused:
+            spark.require_catalogs([name])
+        assert refused.value.hint
+    load(tmp_path, "[spark.conf]\n'spark.sql.catalogImplementation' = 'hive'").spark.require_catalogs(["spark_catalog"])
+    spark = load(
+        tmp_path, "[spark.conf]\n'spark.sql.catalog.lake' = 'x'\n'spark.sql.catalog.spark_catalog' = 'y'"
+    ).spark
+    spark.require_catalogs(["lake", "spark_catalog"])
+
+
 def test_large_batches_are_a_statement_s_on_a_cluster(tmp_path: Path) -> None:
     def least(text: str) -> int:
         return load(tmp_path, text).spark.least_statement_rows

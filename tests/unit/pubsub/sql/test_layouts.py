@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.sql.layouts import Layout, Layouts, deletes_of, masks_of, matches, metadata_of, patterns_of
+from pubsub.sql.layouts import Layout, Layouts, deletes_of, masks_of, matches, metadata_of, patterns_of, registers_of
 from pubsub.sql.mask_rules import MaskRule
 
 
@@ -217,3 +217,41 @@ def test_metadata() -> None:
         with pytest.raises(PubsubError) as caught:
             metadata_of(text)
         assert caught.value.sqlstate == "22023", text
+
+
+def test_names_in_a_catalog() -> None:
+    """A catalog, a schema in it, or the whole name of one table; the rest is the publisher's."""
+    layouts = Layouts.parse("", "", "", register='public.t (lake.crm."All of `it`"), public.* (lake.bronze), * (other)')
+    assert layouts.catalogs() == {"lake", "other"}
+    assert [str(layouts.registered_as(*one)) for one in (("public", "t"), ("public", "u"), ("x", "Y z"))] == [
+        "lake.crm.`All of ``it```",
+        "lake.bronze.u",
+        "other.x.`Y z`",
+    ]
+    assert Layouts.parse("", "", "", register="lake").registered_as("s", "t") == ("lake", "s", "t")
+    assert Layouts.parse("", "", "", register='lake . "S"').registered_as("s", "t") == ("lake", "S", "t")
+    assert Layouts.parse("", "", "", register="s.* (lake)").registered_as("public", "t") is None
+    assert list(layouts.tables()) == [("register", "public", "t")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.b.c",
+        "a.",
+        ".a",
+        "a b",
+        "'a'",
+        '""',
+        "* (a.b.c)",
+        "s.* (a.b.c)",
+        "s.t (a.b.c.d)",
+        "s.t (a.b,c)",
+        "s.t ()",
+        "a, b",
+    ],
+)
+def test_names_in_a_catalog_that_are_refused(text: str) -> None:
+    with pytest.raises(PubsubError) as refused:
+        registers_of(text)
+    assert refused.value.sqlstate in ("22023", "42601")

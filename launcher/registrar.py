@@ -1,0 +1,151 @@
+"""Give the Delta tables the names in Spark's catalogs that the option register wants: a task of the daemon.
+
+A table gets its name once its copy has ended, loses it when the option no longer wants it, and another when the publisher's table
+is renamed: the new one first, so that it is never without.  A table that leaves keeps its name, as its Delta table stays.
+
+What was given is in the catalog of the node, so a daemon that starts asks for nothing again, but looks once whether the names are
+still there: somebody may have dropped them.  The row is stored after what it tells of.  So after a crash the work is done again,
+and finds what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from catalog.records import Registration, State, SubscriptionRel
+from catalog.states import RelState
+from catalog.store import Catalog
+from launcher.failures import typed
+from pubsub.delta.spark.engine import Engine
+from pubsub.delta.spark.table_names import forget, register
+from pubsub.setting_tables import SparkSettings
+from pubsub.sql.layouts import TableName
+from pubsub.texts import first_line
+
+NAP: Final = 2.0
+#: How long a table whose name could not be given is left alone, in seconds.
+_AFTER_FAILURE: Final = 300.0
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A ready table, the name that it is to have, and what is stored of the one that it has."""
+
+    relation: SubscriptionRel
+    name: TableName | None
+    held: Registration | None
+
+    @property
+    def key(self) -> tuple[str, str, TableName | None]:
+        """What a failure, or a success, is one of."""
+        return self.relation.qualified_name, self.relation.path, self.name
+
+
+class Registrar:
+    """One node's names; `run` lasts until it is cancelled, and then until the statement under way has ended."""
+
+    def __init__(self, settings: SparkSettings, catalog: Catalog, engine: Engine) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._engine = engine
+        self._seen = -1
+        # By subscription and table: what this daemon has seen to, and what it could not and when it tries again.
+        self._done: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._failed: dict[tuple[int, int], tuple[tuple[object, ...], float]] = {}
+        self.nap = NAP
+
+    async def run(self) -> None:
+        """Work until cancelled.  Nothing is done while the catalog is another daemon's."""
+        while True:
+            await asyncio.sleep(self.nap)
+            try:
+                await self._look()
+            except Exception as error:
+                logger.warning("names of tables could not be looked at", reason=first_line(error))
+
+    async def _look(self) -> None:
+        counter = await self._catalog.change_counter()
+        if counter == self._seen and all(again > time.monotonic() for _, again in self._failed.values()):
+            return
+        wanted = _wanted(await self._catalog.state())
+        for known in (self._done, self._failed):
+            for place in known.keys() - wanted.keys():
+                del known[place]
+        for place, one in wanted.items():
+            failed = self._failed.get(place)
+            if self._done.get(place) == one.key or (
+                failed is not None and failed[0] == one.key and failed[1] > time.monotonic()
+            ):
+                continue
+            await self._engine.fence()
+            await self._catalog.prove()
+            if await self._catalog.change_counter() != counter:
+                return  # a table may have left
+            found = await self._see_to(one)
+            if found != one.held:
+                await self._catalog.put_statistics(registrations=[found])
+            self._failed.pop(place, None)
+            self._done.pop(place, None)
+            if found.error is None:
+                self._done[place] = one.key
+            else:
+                self._failed[place] = (one.key, time.monotonic() + _AFTER_FAILURE)
+        self._seen = counter
+
+    async def _see_to(self, one: _Wanted) -> Registration:
+        """Give the table its name and take away the one that it had; return what is so then."""
+        relation, held = one.relation, one.held
+        had = None if held is None or held.name is None else TableName(*held.name)
+        name = had
+        try:
+            moved = held is not None and held.path != relation.path
+            if held is not None and had is not None and moved:
+                await self._forget(relation, held.path, had)
+                name = had = None
+            if one.name is not None:
+                self._settings.require_catalogs([one.name.catalog])
+                if await self._engine.run(register, relation.path, one.name):
+                    logger.info("table was registered", relation=relation.qualified_name, name=str(one.name))
+                name = one.name
+            if held is not None and had is not None and had != one.name:
+                await self._forget(relation, held.path, had)
+                name = one.name
+        except Exception as error:
+            known = typed(error)
+            logger.warning(
+                "table could not be registered",
+                relation=relation.qualified_name,
+                name=str(one.name or had),
+                reason=first_line(known),
+                hint=known.hint,
+            )
+            # Until the old name is gone it is the one to remember: the new one is found to be there again.
+            return Registration(relation.subid, relation.relid, relation.path, had, first_line(known), known.hint)
+        return Registration(relation.subid, relation.relid, relation.path, name)
+
+    async def _forget(self, relation: SubscriptionRel, path: str, name: TableName) -> None:
+        if await self._engine.run(forget, path, name):
+            logger.info("table is no longer registered", relation=relation.qualified_name, name=str(name))
+
+
+def _wanted(state: State) -> dict[tuple[int, int], _Wanted]:
+    """Return the ready tables that are to have a name, or have one."""
+    layouts = {one.oid: one.options.layouts for one in state.subscriptions}
+    held = {(one.subid, one.relid): one for one in state.registrations}
+    found = {}
+    for one in state.relations:
+        # Without a definition a table has joined without a copy, and its Delta table is still to be made.
+        if one.state is not RelState.READY or one.definition is None:
+            continue
+        place = (one.subid, one.relid)
+        name = layouts[one.subid].registered_as(one.schema, one.name)
+        if name is not None or place in held:
+            found[place] = _Wanted(one, name, held.get(place))
+    return found
