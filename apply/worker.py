@@ -20,7 +20,7 @@ import structlog
 from apply import publisher_identity
 from apply.gap import fill
 from apply.handover import Handover
-from apply.last_commit import check_last_commit
+from apply.last_commit import check_last_commit, streams_from
 from apply.pipeline.interfaces import Course, Limits, Stream
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
@@ -60,6 +60,8 @@ class _Start:
 
     subscription: Subscription
     origin: Lsn
+    streams_from: Lsn
+    """Where the stream is to begin: everything up to there is in Delta, and nothing else up to the origin was published."""
     identity: SystemIdentity
     began: Lsn | None
     slot: SlotInfo | None
@@ -201,7 +203,8 @@ class ApplyWorker:
         except PublisherLost as error:
             await self._catalog.set_publisher_lost(subscription.oid, error.lsn)
             raise
-        return _Start(subscription, origin, identity, began, slot, promotion, two_phase, standing.begins, gap)
+        begin = streams_from(subscription, identity, slot if gap is None else None, last, origin)
+        return _Start(subscription, origin, begin, identity, began, slot, promotion, two_phase, standing.begins, gap)
 
     async def _start(
         self, connection: Connection, slot_name: str, start: _Start, filler: fill.Filler | None
@@ -224,7 +227,7 @@ class ApplyWorker:
                 stream = await filler.start(options, self._settings, patience, self._warned)
         else:
             try:
-                stream = await replication.start(connection, slot_name, start.origin, options)
+                stream = await replication.start(connection, slot_name, start.streams_from, options)
             except PublisherError as error:
                 standby = start.promotion.standby
                 known = await publisher_identity.explained(connection, error, start.slot, standby=standby)
@@ -254,9 +257,9 @@ class ApplyWorker:
         return Pipeline(
             stream,
             Course(
-                start.origin,
+                start.streams_from,
                 start.sent_from,
-                align_at=greatest if greatest > start.origin else None,
+                align_at=greatest if greatest > start.streams_from else None,
                 stop_at=subscription.options.stop_lsn,
                 skip=subscription.skip_lsn,
             ),

@@ -301,6 +301,26 @@ def test_a_publisher_is_restored_from_a_copy(replica: Replica, server: EmbeddedP
     replica.assert_equal("t", "u")
 
 
+@pytest.mark.parametrize("server", ["18", pytest.param("15", marks=pytest.mark.full)], indirect=True)
+def test_a_publisher_is_restored_to_where_nothing_was_published(replica: Replica, server: EmbeddedPostgres) -> None:
+    """It lacks nothing that was received: what it publishes before the origin, to which keepalives had moved, is new."""
+    replica.subscribe()
+    replica.execute("INSERT INTO t VALUES (51, 1)")
+    replica.assert_equal("t", "u")
+    server.execute("CREATE TABLE unpublished (n int); INSERT INTO unpublished SELECT generate_series(1, 1000)")
+    copy = Copy(server)
+    server.execute("INSERT INTO unpublished SELECT generate_series(1, 1000)")
+    held = end_of_wal(server)
+    wait_until(lambda: replica.received_lsn() >= held, "a keepalive")
+    replica.assert_equal("t", "u")
+    replica.alter("DISABLE")
+    copy.swap()
+    write_until(server, held)
+    assert len(replica.query("SELECT FROM t WHERE n = -1")) > 1
+    replica.alter("ENABLE")
+    replica.assert_equal("t", "u")
+
+
 @pytest.mark.full
 def test_a_copy_of_the_publisher_answers_by_mistake(replica: Replica, server: EmbeddedPostgres) -> None:
     """When the right server is back, CONNECTION has it looked at again, and nothing was lost."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from apply import last_commit
-from apply.last_commit import check_last_commit
+from apply.last_commit import check_last_commit, streams_from
 from apply.publisher_identity import PublisherLost
 from catalog.records import LastCommit
 from pubsub.errors import PublisherError
@@ -19,7 +20,8 @@ from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher import commit_record, replication
 from pubsub.publisher.commit_record import CannotTell, is_commit_at
 from pubsub.publisher.replication import SystemIdentity
-from tests.unit.apply.test_publisher_identity import SUBSCRIPTION
+from pubsub.publisher.slots import SlotInfo
+from tests.unit.apply.test_publisher_identity import SLOT, SUBSCRIPTION
 
 PAGE = 8192
 SEGMENT = 4 * PAGE
@@ -187,3 +189,27 @@ async def test_only_a_commit_that_is_not_there_proves_a_loss(
         await check
     if not changes:
         assert asked == [("", "s", 2, Lsn(100), TIME, Lsn(130))]
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "last", "system", "begins"),
+    [
+        pytest.param(130, 100, "1", 130, id="the slot is where the origin is"),
+        pytest.param(140, 100, "1", 130, id="the slot is past it"),
+        pytest.param(120, 100, "1", 120, id="the slot is behind, past the last commit"),
+        pytest.param(90, 100, "1", 101, id="the slot is before the last commit"),
+        pytest.param(90, 129, "1", 130, id="the last commit ends at the origin"),
+        pytest.param(None, 100, "1", 130, id="the slot is being made"),
+        pytest.param(90, None, "1", 130, id="no transaction came"),
+        pytest.param(90, 100, "9", 130, id="another system"),
+    ],
+)
+def test_what_keepalives_have_passed_is_asked_for_again(
+    confirmed: int | None, last: int | None, system: str, begins: int
+) -> None:
+    """A slot that stands before the origin may be that of a server that was restored, and writes there anew."""
+    slot: SlotInfo = replace(SLOT, confirmed_flush_lsn=None if confirmed is None else Lsn(confirmed))
+    commit = None if last is None else LastCommit(Lsn(last), TIME)
+    identity = SystemIdentity(system, 3, Lsn(200), "db")
+    assert streams_from(SUBSCRIPTION, identity, slot, commit, Lsn(130)) == begins
+    assert streams_from(SUBSCRIPTION, identity, None, commit, Lsn(130)) == 130
