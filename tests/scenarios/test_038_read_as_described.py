@@ -11,6 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from pubsub.delta.writers import copy_chunks
 from pubsub.errors import SerializationFailure
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, snapshots
@@ -18,7 +19,8 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.read_table import ReadTable, hold_as_described
 from pubsub.testing.fixtures import Database
-from tablesync import chunk_reader, window
+from tablesync import choose_copier, chunk_reader, window
+from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, wait_until
 
 TABLE = (
@@ -57,6 +59,42 @@ def test_altered_between_the_snapshot_and_the_copy(replica: Replica, fault: Faul
     replica.caught_up()
     (relation,) = replica.node.relations(replica.name)
     assert (relation.name, relation.error) == (name, None)
+    replica.assert_equal(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "ALTER TABLE a RENAME TO x; ALTER TABLE other RENAME TO a; ALTER TABLE x RENAME TO other",
+        "ALTER TABLE a RENAME n TO m; ALTER TABLE a ADD n int",
+    ],
+    ids=["names of tables", "names of columns"],
+)
+def test_altered_between_the_chunks_of_a_copy(replica: Replica, monkeypatch: pytest.MonkeyPatch, alter: str) -> None:
+    """Some chunks are read, others are still to be: with the new names these came from elsewhere, under the old snapshot."""
+    monkeypatch.setattr(choose_copier, "_LEAST_CHUNK_BYTES", 65536)
+    monkeypatch.setattr(choose_copier, "_MOST_CHUNK_BYTES", 65536)
+    rows = "INSERT INTO a SELECT g, g, repeat('t', 1000) FROM generate_series(1, 4000) g"
+    replica.execute(f"{TABLE.partition(';')[0]}; {rows}; {OTHER}; CREATE PUBLICATION p FOR TABLE a")
+    commit, kept = copy_chunks.commit, list[int]()
+
+    def altering(log: Any, copy: str, attempt: str, chunk: int, added: Any, lsn: Any) -> None:
+        commit(log, copy, attempt, chunk, added, lsn)
+        kept.append(chunk)
+        if len(kept) == 5:
+            replica.execute(alter)
+
+    monkeypatch.setattr(copy_chunks, "commit", altering)
+    with captured_logs() as logs:
+        replica.subscribe(disable_on_error=True)
+        wait_until(
+            lambda: any("while it was read" in (entry.get("reason") or "") for entry in logs), "the copy to notice it"
+        )
+    name = "other" if "TO other" in alter else "a"
+    replica.alter("REFRESH PUBLICATION")
+    replica.execute(f"INSERT INTO {name} (id, n, t) VALUES (5000, 1, 'streamed')")
+    replica.caught_up()
     replica.assert_equal(name)
 
 

@@ -1,0 +1,60 @@
+"""A slot's exported snapshot: nothing is read under it before what it sees is marked as committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pubsub.publisher import snapshots
+from tests.support.captured_logs import captured_logs
+from tests.support.virtual_time import run
+
+
+class Publisher:
+    """As much of a connection as `settle` uses.  `committing`: for so many seconds a transaction is not marked yet."""
+
+    def __init__(self, committing: float) -> None:
+        self._committing = committing
+        self._began = asyncio.get_running_loop().time()
+        self.executed: list[str] = []
+
+    async def execute(self, statement: str) -> None:
+        self.executed.append(statement)
+
+    async def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[str]]:
+        if not parameters:
+            return [("740:745:741",)]
+        assert self.executed[-1] == "COMMIT", "it is asked of later snapshots, not of the exported one"
+        assert parameters == ["740:745:741"]
+        waits = asyncio.get_running_loop().time() - self._began < self._committing
+        return [("t" if waits else "f",)]
+
+
+def settled(committing: float) -> tuple[str, float]:
+    """Return what the snapshot sees, and after how many seconds that was told."""
+
+    async def go() -> tuple[str, float]:
+        publisher: Any = Publisher(committing)
+        began = asyncio.get_running_loop().time()
+        seen = await snapshots.settle(publisher, "00000003-00000002-1")
+        return seen, asyncio.get_running_loop().time() - began
+
+    return run(go())
+
+
+def test_a_transaction_that_is_not_marked_as_committed_is_waited_for() -> None:
+    """Its rows would be taken for aborted, and marked so, for everybody."""
+    for committing in (0.0, 0.5, 12.0):
+        seen, after = settled(committing)
+        assert seen == "740:745:741"
+        assert committing <= after < committing + 0.1
+
+
+def test_one_that_is_never_marked_is_told() -> None:
+    """A role that must not see what others wait for cannot tell it from a commit that waits for a standby."""
+    with captured_logs() as logs:
+        _, after = settled(1e9)
+    assert 30 <= after < 31
+    (told,) = [one for one in logs if one["event"] == "a snapshot sees transactions that have not ended"]
+    assert told["snapshot"] == "740:745:741"
