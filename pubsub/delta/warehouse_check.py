@@ -49,12 +49,16 @@ _SETTINGS_OF_HDFS: Final = (
 )
 
 
-def require_writable(warehouse: str) -> None:
-    """Do under `warehouse` what tables need, and undo it.  Raises PubsubError.  One that only Spark reaches is not tried."""
+def require_writable(warehouse: str) -> str | None:
+    """Do under `warehouse` what tables need, and undo it.  Raises PubsubError.  One that only Spark reaches is not tried.
+
+    Returns why it was not tried whether a store refuses to replace an object; None if it does, or is known to.
+    """
     if is_store(warehouse):
-        _require_writable_store(warehouse)
-    elif "://" not in warehouse or warehouse.startswith("file://"):
+        return _require_writable_store(warehouse)
+    if "://" not in warehouse or warehouse.startswith("file://"):
         _require_writable_directory(Path(warehouse.removeprefix("file://")))
+    return None
 
 
 def _require_writable_directory(directory: Path) -> None:
@@ -118,9 +122,10 @@ def failed_step(error: OSError) -> str:
     return f"It failed at {error.__notes__[-1]}."
 
 
-def _require_writable_store(warehouse: str) -> None:
-    """Put an object under `warehouse`, read it, list it and delete it."""
+def _require_writable_store(warehouse: str) -> str | None:
+    """Put an object under `warehouse`, read it, list it, do not replace it, and delete it."""
     # Imported here because Arrow takes a while, and a local warehouse needs none of it.
+    from pubsub.delta.conditional_put import require_conditional_put
     from pubsub.delta.places import StorePath
 
     root = StorePath(warehouse)
@@ -131,6 +136,8 @@ def _require_writable_store(warehouse: str) -> None:
             listed = any(path.name == probe.name for path in root.iterdir())
             if not listed or probe.read_bytes() != b"probe":
                 raise PubsubError(f'the warehouse "{warehouse}" does not show what was written to it', sqlstate="58030")
+            # HDFS has a rename that does not replace, in any version.
+            return require_conditional_put(str(probe)) if is_s3(warehouse) else None
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:

@@ -134,11 +134,16 @@ def _warehouse(settings: Settings, wanted: int | None) -> list[Finding]:
     where = settings.warehouse_uri
     object_stores.configure(settings.spark.conf)
     try:
-        require_writable(where)
+        untried = require_writable(where)
     except PubsubError as error:
         return [_failed(error)]
     if object_stores.is_store(where):
-        return [Finding("ok", f'warehouse "{where}" can be written')]
+        found = [Finding("ok", f'warehouse "{where}" can be written')]
+        if untried is not None:
+            hint = "A store without conditional puts (If-None-Match) is safe for one writer of a table alone."
+            message = "it could not be tried whether the store refuses to replace an object"
+            found.append(Finding("warning", message, untried, hint))
+        return found
     directory = Path(where.removeprefix("file://"))
     return [
         Finding("ok", f'warehouse "{directory}" can be written durably'),
