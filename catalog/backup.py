@@ -128,7 +128,7 @@ async def _replace(catalog: Catalog, rows: _Rows) -> None:
         (node,) = rows[schema.node.name]
         # A daemon that was cut off from this catalog must not write to it when it comes back.
         epochs = [one for one in (epoch, node["daemon_epoch"]) if one is not None]
-        node |= {"daemon_pid": None, "daemon_host": None, "daemon_started": None}
+        node |= {"daemon_pid": None, "daemon_host": None, "daemon_started": None, "daemon_memory": None}
         node |= {"schema_version": SCHEMA_VERSION, "daemon_epoch": max(epochs) + 1 if epochs else None}
         for table in reversed(schema.metadata.sorted_tables):
             await connection.execute(delete(table))

@@ -32,6 +32,7 @@ from catalog.records import (
 )
 from catalog.states import RelState
 from pubsub.errors import DataCorrupted
+from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 
@@ -55,7 +56,10 @@ def daemon(row: Row) -> DaemonRow | None:
     """Build the daemon's record from the node's row; None if no daemon is registered."""
     if row["daemon_pid"] is None:
         return None
-    return DaemonRow(row["daemon_pid"], row["daemon_host"], row["daemon_started"])
+    memory = row["daemon_memory"]
+    return DaemonRow(
+        row["daemon_pid"], row["daemon_host"], row["daemon_started"], None if memory is None else Memory(**memory)
+    )
 
 
 def subscription(row: Row) -> Subscription:

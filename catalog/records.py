@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, TypedDict
 
 from catalog.states import RelState
+from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.layouts import Deletes, Mode
 from pubsub.sql.options import SubscriptionOptions
@@ -39,6 +40,7 @@ class DaemonRow:
     pid: int
     host: str
     started: datetime
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ node: Final = Table(
     Column("daemon_host", Text),
     Column("daemon_started", UtcTime),
     Column("daemon_epoch", BigInteger),
+    Column("daemon_memory", JSON(none_as_null=True)),
     Column("catalog_path", Text),
     Column("catalog_file", Text),
 )

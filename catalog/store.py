@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +37,7 @@ from catalog.statistics import (
     read_workers,
 )
 from catalog.subscriptions import read_origins, read_subscriptions
+from pubsub.memory import Memory
 
 _T = schema.node
 
@@ -76,14 +78,23 @@ class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, Pinned
         row = DaemonRow(pid or os.getpid(), socket.gethostname(), now())
         async with self._write(bump=True) as connection:
             await connection.execute(
-                update(_T).values(daemon_pid=row.pid, daemon_host=row.host, daemon_started=row.started)
+                update(_T).values(
+                    daemon_pid=row.pid, daemon_host=row.host, daemon_started=row.started, daemon_memory=None
+                )
             )
         return row
 
     async def clear_daemon(self) -> None:
         """Remove the daemon's registration when it ends."""
         async with self._write(bump=True) as connection:
-            await connection.execute(update(_T).values(daemon_pid=None, daemon_host=None, daemon_started=None))
+            await connection.execute(
+                update(_T).values(daemon_pid=None, daemon_host=None, daemon_started=None, daemon_memory=None)
+            )
+
+    async def put_memory(self, memory: Memory) -> None:
+        """Store what the daemon takes of the memory, as it has measured it."""
+        async with self._write(bump=False) as connection:
+            await connection.execute(update(_T).values(daemon_memory=asdict(memory)))
 
     async def daemon(self) -> DaemonRow | None:
         """Return the daemon that registered last and has not ended in order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import structlog
 
@@ -16,7 +16,7 @@ from catalog.home_lock import DaemonLock
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import jars, object_stores
-from pubsub.errors import FeatureNotSupported
+from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pubsub.delta.spark.engine import Engine
     from pubsub.delta.spark.spark_session import Spark
     from pubsub.delta.writers.choose_writer import TableWriters
+
+#: Seconds.
+_MEASURED_EVERY: Final = 5.0
 
 logger = structlog.get_logger()
 
@@ -58,6 +61,7 @@ class Service:
         self._spill = spill
         self._running = asyncio.create_task(launcher.run(), name="launcher")
         self._starting_spark: asyncio.Task[None] | None = None
+        self._measuring = asyncio.create_task(self._measure(), name="memory")
 
     @classmethod
     async def start(
@@ -137,11 +141,13 @@ class Service:
         """Drain the workers within drain_timeout, end Spark and release the locks.  Raises the launcher's error."""
         self.launcher.stop()
         self._catalog.end_within(self._drain_timeout + self._catalog.timeout)
+        self._measuring.cancel()
         # Work that waits for a JVM which hangs would otherwise never end.
         with self.spark.killed_if_hung():
             try:
                 await self._running
             finally:
+                await asyncio.wait({self._measuring})
                 if self._starting_spark is not None:
                     await self._starting_spark
                 try:
@@ -157,6 +163,18 @@ class Service:
                         await self._catalog.let_go()
                         if self._lock is not None:
                             self._lock.release()
+        if not self._measuring.cancelled():
+            self._measuring.result()
+
+    async def _measure(self) -> None:
+        """Store what the daemon takes of the memory, for status and metrics."""
+        while True:
+            memory = await self.engine.memory()
+            try:
+                await self._catalog.put_memory(memory)
+            except PubsubError as error:
+                logger.warning("statistics could not be stored", reason=error.message)
+            await asyncio.sleep(_MEASURED_EVERY)
 
     async def _start_spark(self) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def size(count: int | None) -> str:
     """Format bytes for people (dbsize.c: pg_size_pretty, with one decimal)."""
@@ -13,6 +15,16 @@ def size(count: int | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TB"
+
+
+def memory_words(memory: Mapping[str, int | None]) -> str:
+    """Tell of a daemon's memory (pubsub.memory.Memory, as JSON has it)."""
+    words = f"Python {size(memory['python'])}, JVM {size(memory['jvm'])}"
+    return (
+        words
+        if memory["heap_max"] is None
+        else f"{words}, heap {size(memory['heap_used'])} of {size(memory['heap_max'])}"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from pubsub.cli.measures import duration, size
+from pubsub.cli.measures import duration, memory_words, size
 from pubsub.monitoring.document import Query
 from pubsub.texts import printable
 
@@ -97,9 +97,10 @@ def _header(found: Document, note: str) -> Text:
         else ("all follow", "bold green")
     )
     daemon = f"daemon {found['daemon']}" if found["daemon"] else "no daemon runs"
+    memory = f"  memory: {memory_words(found['memory'])}" if found.get("memory") else ""
     return Text.assemble(
         ("pubsub", "bold"), f"  node {found['node']}  ", condition, f"  {daemon}  {_clock(found['time'])} UTC",
-        (f"  {note}" if note else "", "dim"),
+        (f"  {note}" if note else "", "dim"), (memory, "dim"),
     )  # fmt: skip
 
 

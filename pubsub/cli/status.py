@@ -6,11 +6,11 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from catalog.records import Warned
-from pubsub.cli.measures import size
+from pubsub.cli.measures import memory_words, size
 from pubsub.errors import PubsubError
 from pubsub.node.node import Node
 from pubsub.node.status import STATE_WORDS, NodeStatus, SubscriptionStatus, TableStatus
@@ -93,6 +93,8 @@ def picture(found: NodeStatus, home: str) -> RenderableType:
             f"node {found.node} in {home}, {daemon}, {found.time:%H:%M:%S} UTC", style="" if found.daemon else "yellow"
         )
     ]
+    if found.memory is not None:
+        parts.append(line(f"memory: {memory_words(asdict(found.memory))}"))
     if not found.subscriptions:
         parts.append(line("no subscriptions"))
     for subscription in found.subscriptions:

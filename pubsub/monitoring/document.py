@@ -181,6 +181,7 @@ def document(picture: Picture, observed: Observed, query: Query, ready_lag: floa
         "node": status.node,
         "daemon": status.daemon,
         "time": status.time.isoformat(),
+        "memory": None if status.memory is None else asdict(status.memory),
         "obstacles": obstacles(status, ready_lag),
         "subscriptions": [
             _subscription(picture, observed, oid, one, tables, query.span, now, ready_lag)

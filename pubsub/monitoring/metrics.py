@@ -11,12 +11,10 @@ connection string.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client.core import (
@@ -35,6 +33,7 @@ from apply.worker_statistics import Distribution
 from catalog.records import Counters, PublisherStatus, WorkerStats
 from catalog.states import RelState
 from pubsub import __version__
+from pubsub.memory import resident
 from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.monitoring.samples import Labels, Sample, counter, gauge
 from pubsub.monitoring.served_metrics import slots, streams
@@ -44,7 +43,12 @@ from pubsub.protocol.lsn import Lsn
 _SUB: Final = ("subname",)
 _TABLE: Final = ("subname", "relation")
 _DEBEZIUM: Final = ("plugin", "name", "context")
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+_HEAP: Final = {
+    "heap_used": "The JVM's heap in use, garbage included.",
+    "heap_committed": "The JVM's heap, as taken from the system.",
+    "heap_max": "As large as the JVM's heap may get (spark.driver.memory).",
+}
 
 #: Every counter of pg_stat_subscription_stats.
 _COUNTERS: Final = {
@@ -154,22 +158,17 @@ def _process(picture: Picture) -> Iterator[Metric]:
         "pubsub_jvm_resident_memory_bytes",
         "Memory of Spark's JVM, while it runs.",
         (),
-        [((), _resident(picture.jvm_pid))],
+        [((), resident(picture.jvm_pid))],
     )
+    # As the daemon measured it last: the JVM is not asked for each look.
+    memory = picture.status.memory
+    for name, text in _HEAP.items():
+        yield gauge(f"pubsub_jvm_{name}_bytes", text, (), [((), getattr(memory, name, None))])
 
 
 def _own_process() -> Iterator[Metric]:
     yield from PlatformCollector(registry=None).collect()
     yield from ProcessCollector(registry=None).collect()
-
-
-def _resident(pid: int | None) -> float | None:
-    if pid is None:
-        return None
-    try:
-        return float(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _subscriptions(picture: Picture, all_of_them: Sequence[SubscriptionStatus]) -> Iterator[Metric]:

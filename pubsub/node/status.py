@@ -25,6 +25,7 @@ from catalog.records import (
     WorkerStats,
 )
 from catalog.states import RelState
+from pubsub.memory import Memory
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 #: A table's states in words.
@@ -120,6 +121,8 @@ class NodeStatus:
     daemon: int | None
     time: datetime
     subscriptions: tuple[SubscriptionStatus, ...]
+    memory: Memory | None = None
+    """What the daemon takes; None without one, and in its first seconds."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that `pubsub status --json` prints.  Later versions may add keys but never rename one."""
@@ -127,6 +130,7 @@ class NodeStatus:
             "node": self.node,
             "daemon": self.daemon,
             "time": self.time.isoformat(),
+            "memory": None if self.memory is None else asdict(self.memory),
             "subscriptions": [
                 subscription_json(one) | {"tables": [table_json(table) for table in one.tables]}
                 for one in self.subscriptions
@@ -141,6 +145,7 @@ def from_state(state: State, daemon: int | None) -> NodeStatus:
         daemon=daemon,
         time=datetime.now(UTC),
         subscriptions=tuple(_subscription(state, one, daemon is not None) for one in state.subscriptions),
+        memory=state.daemon.memory if state.daemon is not None and daemon is not None else None,
     )
 
 

@@ -118,6 +118,10 @@ def test_a_daemon_is_seen_and_nothing_that_looks_disturbs_it(watched: Subscribed
     assert value(found, "pubsub_table_rows", subname=name, relation="public.a") == count
     assert value(found, "pubsub_publisher_up", subname=name) == 1
     assert (value(found, "pubsub_jvm_resident_memory_bytes") or 0) > 50 << 20
+    wait_until(lambda: value(scrape(daemon), "pubsub_jvm_heap_used_bytes") is not None, "the heap to be measured")
+    found = scrape(daemon)
+    used, committed, most = (value(found, f"pubsub_jvm_heap_{one}_bytes") or 0 for one in ("used", "committed", "max"))
+    assert 1 << 20 < used <= committed <= most
     slot = {"server": "publisher", "slot_name": name, "subname": name, "plugin": "pgoutput", "database": ""}
     assert value(found, "pg_replication_slots_wal_status", **slot, pg_replication_slots_wal_status="reserved") == 1
     assert database_password(database) not in get(daemon, "/metrics")[1]

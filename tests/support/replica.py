@@ -68,6 +68,9 @@ class BorrowedSpark:
     def jvm_pid(self) -> int | None:
         return self._spark.jvm_pid
 
+    def heap(self) -> Any:
+        return self._spark.heap()
+
     def alive(self) -> bool:
         return self._spark.alive()
 

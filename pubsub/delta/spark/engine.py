@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 from pubsub import concurrency
 from pubsub.delta.spark.jvm_transactions import SparkTransactions
 from pubsub.delta.spark.spark_session import Spark
+from pubsub.memory import Heap, Memory, resident
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _SHARED_PLACES: Final = 3
 #: More threads than there can be workers and places, so that no work waits for a thread.
 _THREADS: Final = 1 << 16
+#: How long the JVM may take to tell of its heap, in seconds; it is not waited for longer, but asked no second time meanwhile.
+_HEAP_SECONDS: Final = 1.0
 _pools = itertools.count(1)
 _groups = itertools.count(1)
 
@@ -53,11 +57,27 @@ class Engine:
         self._starting = asyncio.Lock()
         self._fencing = asyncio.Lock()
         self._places = Places(_SHARED_PLACES)
+        self._asked_for_heap: asyncio.Future[Heap | None] | None = None
 
     @property
     def jvm_pid(self) -> int | None:
         """The JVM's process id while it runs."""
         return self._spark.jvm_pid
+
+    async def memory(self) -> Memory:
+        """Measure this process and its JVM.  The heap of a JVM that does not answer within a second is not known."""
+        heap = await self._heap()
+        of_heap = (None, None, None) if heap is None else (heap.used, heap.committed, heap.max)
+        return Memory(resident(os.getpid()), resident(self.jvm_pid), *of_heap)
+
+    async def _heap(self) -> Heap | None:
+        if self._asked_for_heap is None:
+            self._asked_for_heap = asyncio.get_running_loop().run_in_executor(self._executor, self._spark.heap)
+        done, _ = await asyncio.wait({self._asked_for_heap}, timeout=_HEAP_SECONDS)
+        if not done:
+            return None
+        answered, self._asked_for_heap = self._asked_for_heap, None
+        return answered.result()
 
     def lane(self) -> Lane:
         """Return a new worker's lane for its commits."""

@@ -29,6 +29,7 @@ from py4j.protocol import Py4JError
 from pubsub import faults, jars, java_classes, object_stores
 from pubsub.delta.spark import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.memory import Heap
 from pubsub.reorderbuffer import files
 from pubsub.setting_tables import names_secret
 
@@ -170,6 +171,20 @@ class Spark:
     def alive(self) -> bool:
         """Return whether the JVM is running."""
         return self._process is not None and self._process.poll() is None
+
+    def heap(self) -> Heap | None:
+        """Ask the JVM for its heap; None without one, or if it ends meanwhile.  Blocks while the JVM hangs."""
+        session = self._session
+        if session is None or not self.alive():
+            return None
+        jvm: Any = session._jvm
+        try:
+            runtime = jvm.java.lang.Runtime.getRuntime()
+            committed, most = runtime.totalMemory(), runtime.maxMemory()
+            return Heap(committed - runtime.freeMemory(), committed, most)
+        except (OSError, Py4JError) as error:
+            logger.debug("Spark could not be asked for its memory", reason=str(error))
+            return None
 
     def usable(self) -> bool:
         """Return whether the JVM is running, and its Spark too: that stops for good when its master is gone, for example.

@@ -16,6 +16,11 @@ const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumFract
 const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 const compact = (value) => (value < 100 ? String(Number(value.toFixed(1))) : value < 100000 ? count(Math.round(value)) : short.format(value));
 
+function memory(one) {
+  const heap = one.heap_max === null ? "" : `, heap ${size(one.heap_used)} of ${size(one.heap_max)}`;
+  return `memory: Python ${size(one.python)}, JVM ${size(one.jvm)}${heap}`;
+}
+
 function size(bytes) {
   if (bytes === null || bytes === undefined) return "–";
   if (bytes < 0) return `−${size(-bytes)}`;
@@ -345,6 +350,7 @@ function show() {
   const found = answered;
   $("main").hidden = false;
   put($("node"), `node ${found.node}`);
+  put($("memory"), found.memory ? memory(found.memory) : "");
   put($("updated"), `${clock(found.time)}`);
   const troubled = Object.keys(found.obstacles).length;
   if (!found.subscriptions_total) badge($("condition"), "no subscriptions", "");

@@ -27,6 +27,7 @@ from catalog.records import (
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedObject
+from pubsub.memory import Memory
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tests.support.catalog import new, table, with_table
 
@@ -410,6 +411,20 @@ async def test_errors_are_counted_kept_and_overcome(catalog: Catalog) -> None:
     assert stats.stats_reset is not None
 
 
+async def test_the_memory_is_the_running_daemon_s(catalog: Catalog) -> None:
+    for _ in range(2):
+        await catalog.set_daemon()
+        daemon = await catalog.daemon()
+        assert daemon is not None
+        assert daemon.memory is None, "not an earlier one's"
+        await catalog.put_memory(Memory(1, 2, 3, 2**40, None))
+        daemon = await catalog.daemon()
+        assert daemon is not None
+        assert daemon.memory == Memory(1, 2, 3, 2**40, None)
+    await catalog.clear_daemon()
+    assert await catalog.daemon() is None
+
+
 async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None:
     older = (
         "ALTER TABLE pubsub_subscription_stats DROP COLUMN spill_txns",
@@ -419,6 +434,7 @@ async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None
         "DROP TABLE pubsub_pinned_snapshot",
         "ALTER TABLE pubsub_publisher DROP COLUMN away_since",
         "ALTER TABLE pubsub_replication_origin DROP COLUMN commit_time",
+        "ALTER TABLE pubsub_node DROP COLUMN daemon_memory",
         "UPDATE pubsub_node SET schema_version = 1",
     )
     async with await Catalog.open(location) as catalog:

@@ -28,6 +28,7 @@ from catalog.records import (
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.errors import PubsubError
+from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.options import SubscriptionOptions
 
@@ -73,6 +74,7 @@ async def filled(path: Path) -> Catalog:
             PinnedSnapshot(name, "s", Lsn(2**40), TIME, complete, (PinnedTable("public.t", "/w/t", 3),))
         )
     await catalog.set_daemon()
+    await catalog.put_memory(Memory(1, 2, 3, 2**40, None))
     return catalog
 
 

@@ -35,6 +35,9 @@ WELL: Final = {
     "pubsub_subscription_workers{S}": "1x120",
     "pubsub_publisher_up{S}": "1x120",
     "pubsub_walsender_upstream_up": "1x120",
+    "pubsub_jvm_heap_max_bytes": "1000000000x120",
+    # It fills up, and is collected every ten minutes.
+    "pubsub_jvm_heap_used_bytes": " ".join(["100000000+100000000x9"] * 12),
     "pg_stat_subscription_lag_seconds{S}": "2x120",
     'pg_replication_slots_retained_bytes{S,slot_name="s"}': "1000000x120",
     'pg_replication_slots_safe_wal_size{S,slot_name="s"}': "9000000000x120",
@@ -59,6 +62,7 @@ _BAD: Final[Mapping[str, Mapping[str, str]]] = {
     "PubsubDown": {"up": "1x100 0x20"},
     "PubsubSubscriptionFails": {"pubsub_subscription_error{S}": "1x120"},
     "PubsubSubscriptionHasNoWorker": {"pubsub_subscription_workers{S}": "0x120"},
+    "PubsubHeapFull": {"pubsub_jvm_heap_used_bytes": "950000000x120"},
     "PubsubPublisherAway": {"pubsub_publisher_up{S}": "0x120"},
     "PubsubUpstreamAway": {"pubsub_walsender_upstream_up": "0x120"},
     "PubsubSubscriptionLags": {"pg_stat_subscription_lag_seconds{S}": "301x120"},

@@ -57,6 +57,7 @@ def test_the_screen_has_what_the_page_has(found: dict[str, Any]) -> None:
     text = "\n".join(shown)
     for part in (
         "pubsub  node 7438921  2 of 3 do not follow  daemon 4711",
+        "memory: Python 412.0 MB, JVM 1.0 GB, heap 300.0 MB of 2.0 GB",
         "shop  tables have stopped  lag ",
         "994 of 1,000 tables follow  Delta 165.6 GB  WAL kept 84.0 MB  at 0/16B3748",
         "WARNING:  the slot of another subscriber retains 12 GB",

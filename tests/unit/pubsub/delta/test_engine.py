@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pubsub.delta.spark import engine as engine_module
 from pubsub.delta.spark import spark_session
 from pubsub.delta.spark.engine import Engine, Lane, Places
 from pubsub.errors import PubsubError
+from pubsub.memory import Heap
 from tests.support.virtual_time import run
 
 #: More than an engine ever had threads for copies.
 COPIES = 20
+PATIENCE = 300
 
 
 class FakeSpark:
@@ -66,6 +70,35 @@ def test_copies_that_wait_for_locks_hold_up_no_commit() -> None:
             released.set()
             await asyncio.gather(*copies, return_exceptions=True)
             await one.stop()
+
+    asyncio.run(main())
+
+
+def test_a_jvm_that_does_not_tell_of_its_heap_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(FakeSpark):
+        jvm_pid = os.getpid()
+        asked = 0
+        answers = threading.Event()
+
+        def heap(self) -> Heap:
+            self.asked += 1
+            self.answers.wait()
+            return Heap(1, 2, 3)
+
+    async def main() -> None:
+        monkeypatch.setattr(engine_module, "_HEAP_SECONDS", 0)
+        spark = Hanging()
+        one = engine(spark)
+        for _ in range(3):
+            found = await one.memory()
+            assert (found.heap_used, found.heap_committed, found.heap_max) == (None, None, None)
+            assert min(found.python or 0, found.jvm or 0) > 1 << 20
+        assert spark.asked == 1
+        spark.answers.set()
+        monkeypatch.setattr(engine_module, "_HEAP_SECONDS", PATIENCE)
+        found = await one.memory()
+        assert (found.heap_used, found.heap_committed, found.heap_max) == (1, 2, 3)
+        await one.stop()
 
     asyncio.run(main())
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from apply.worker_statistics import Changes, Figures
 from catalog.records import (
     CopyProgress,
+    DaemonRow,
     NodeRow,
     OriginStatus,
     Outcome,
@@ -37,6 +38,7 @@ from catalog.records import (
 )
 from catalog.states import RelState
 from pubsub.errors import PubsubError
+from pubsub.memory import Memory
 from pubsub.monitoring import endpoint as endpoints
 from pubsub.monitoring.answers import Answer, Asked, Handler
 from pubsub.monitoring.endpoint import MAX_CLIENTS, Endpoint
@@ -72,7 +74,7 @@ def picture(**changes: Any) -> Picture:
     """Two subscriptions; one has a table that follows, one that is copied, and one that has stopped."""
     state = State(
         NodeRow("9", TIME),
-        None,
+        DaemonRow(1, "h", TIME, Memory(300 << 20, 900 << 20, 100 << 20, 500 << 20, 2 << 30)),
         (subscription(5, "s"), subscription(6, ODD, enabled=False)),
         (
             relation(1, ODD),
@@ -181,6 +183,8 @@ def test_prometheus_parser_reads_what_the_catalog_and_the_workers_know() -> None
     assert since is not None
     assert 2000 < since < 60_000
     assert (value(found, "process_resident_memory_bytes") or 0) > 1 << 20
+    heap = [value(found, f"pubsub_jvm_heap_{one}_bytes") for one in ("used", "committed", "max")]
+    assert heap == [100 << 20, 500 << 20, 2 << 30]
 
 
 def test_the_older_text_has_the_same_and_browsers_get_it() -> None:
@@ -208,6 +212,13 @@ def test_what_is_unknown_has_no_sample() -> None:
     assert value(found, "pubsub_publisher_up", subname="s") == 0
     assert not [name for name, labels in found if name == "pg_stat_subscription_lag_bytes"]
     assert not [name for name, labels in found if name.startswith("pubsub_commit_seconds")]
+    assert not [
+        name
+        for name, _ in samples(
+            exposition(partial(families, replace(whole, status=from_state(whole.state, None))), OPENMETRICS)[1].decode()
+        )
+        if name.startswith("pubsub_jvm_heap")
+    ]
     empty = replace(
         whole.state, subscriptions=(), relations=(), origins=(), workers=(), copies=(), statistics=(), publishers={},
         rows=(), storage=(), verifications=(),

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from catalog.records import (
     CopyProgress,
+    DaemonRow,
     ForeignCommit,
     NodeRow,
     OriginStatus,
@@ -25,6 +26,7 @@ from catalog.records import (
 )
 from catalog.states import RelState
 from pubsub.cli.status import picture
+from pubsub.memory import Memory
 from pubsub.node.status import NodeStatus, from_state
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
@@ -72,6 +74,19 @@ def shown(found: NodeStatus) -> str:
     text = io.StringIO()
     Console(file=text, width=250).print(picture(found, "home"))
     return text.getvalue()
+
+
+def test_what_the_daemon_takes_of_the_memory() -> None:
+    memory = Memory(300 << 20, 900 << 20, 100 << 20, 500 << 20, 2 << 30)
+    daemon = DaemonRow(1, "h", datetime.now(UTC), memory)
+    state = State(NodeRow("9", datetime.now(UTC)), daemon, (), (), (), (), (), ())
+    assert "memory: Python 300.0 MB, JVM 900.0 MB, heap 100.0 MB of 2.0 GB" in shown(from_state(state, 1))
+    assert from_state(state, 1).as_json()["memory"]["heap_committed"] == 500 << 20
+    # One that was killed has left its row.
+    assert "memory" not in shown(from_state(state, None))
+    assert from_state(state, None).as_json()["memory"] is None
+    starting = replace(state, daemon=replace(daemon, memory=Memory(300 << 20)))
+    assert "memory: Python 300.0 MB, JVM -\n" in shown(from_state(starting, 1)).replace("  ", "")
 
 
 def table(found: NodeStatus, name: str) -> dict[str, Any]:
