@@ -21,6 +21,7 @@ from apply.pipeline.stream_states import Inside, after
 from apply.pipeline.streamed_transaction import StreamedTransaction
 from apply.staging.stream_ahead import PART_BYTES, Ahead
 from apply.twophase import Kept, Preparation
+from catalog.records import LastCommit
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol import pgoutput
 from pubsub.protocol.copyboth import XLOG_HEADER, read_server_message
@@ -81,7 +82,7 @@ class Dispatcher:
 
     `buffer` holds large and streamed transactions; after each `feed` the owner spills it if it is exceeded.  Without a buffer,
     transactions stay in memory and streams are refused.  `parallel`: streaming 'parallel' was requested.  `skip`: the finish LSN
-    of a transaction to leave out; `passed_skip` is set by the first transaction that is fed.
+    of a transaction to leave out; `passed_skip` is set by the first transaction that is fed, and `skipped` by the one left out.
 
     Raises ProtocolViolation for messages that such a stream cannot have.
     """
@@ -97,6 +98,7 @@ class Dispatcher:
         ahead: Ahead | None = None,
     ) -> None:
         self.passed_skip: PassedSkip | None = None
+        self.skipped: LastCommit | None = None
         self.closing = False
         self.boundary: Lsn | None = None
         self.halts = self.halted = False
@@ -244,7 +246,8 @@ class Dispatcher:
             moved = self._streams().commit(opened.xid)
         self._inside, self._open = inside, None
         self._relations.committed(opened.announced)
-        skipped = self._skips(Lsn(commit_lsn), end, opened.announced)
+        commit = LastCommit(Lsn(commit_lsn), commit_time)
+        skipped = self._skips(commit, commit.lsn, end, opened.announced)
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if (opened.count or opened.truncations or opened.announced) and wanted:
             self.batch.add(opened, end, now, moved)
@@ -252,8 +255,8 @@ class Dispatcher:
             moved.release()
         return self._decide(end)
 
-    def _skips(self, finish: Lsn, end: Lsn, announced: Collection[int] = ()) -> bool:
-        """Tell whether the transaction is the one to skip.
+    def _skips(self, commit: LastCommit, finish: Lsn, end: Lsn, announced: Collection[int] = ()) -> bool:
+        """Tell whether the transaction that ends with `commit` is the one to skip.
 
         Follows worker.c: maybe_start_skipping_changes, clear_subscription_skip_lsn.  The publisher does not resend the
         Relation messages that a skipped transaction has `announced`, so the batch takes them from the relation cache.
@@ -263,6 +266,7 @@ class Dispatcher:
             self.passed_skip = PassedSkip(self._skip, finish, end)
         if self._skip == INVALID_LSN or finish != self._skip:
             return False
+        self.skipped = commit
         for oid in announced:
             self.batch.hold(self._relations.known[oid])
         self.batch.announced.update(announced)
@@ -360,7 +364,8 @@ class Dispatcher:
         rest = self._streams().commit(message.xid)
         known = stream.known_before_part(self._relations.known)
         overtaken = self._relations.stream_committed(stream.relations)
-        skipped = self._skips(message.commit_lsn, end, {one.relation.oid for one in stream.relations})
+        commit = LastCommit(message.commit_lsn, message.commit_time)
+        skipped = self._skips(commit, commit.lsn, end, {one.relation.oid for one in stream.relations})
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if rest is not None and wanted and (parts or rest.count):
             if self._ahead is not None and parts:
@@ -451,7 +456,7 @@ class Dispatcher:
         message, self.waiting = self.waiting, None
         assert isinstance(message, pgoutput.CommitPrepared)
         end = self._checked_end(message.commit_lsn, message.end_lsn)
-        skipped = self._skips(kept.prepare_lsn, end)
+        skipped = self._skips(LastCommit(message.commit_lsn, message.commit_time), kept.prepare_lsn, end)
         self._relations.ended(kept.xid)
         if not skipped and (stop_at is None or end <= stop_at):
             self.batch.add_kept(kept, message, now, self._relations.known)

@@ -102,6 +102,10 @@ class Feedback:
             self._on_caught_up()
             position = self._dispatcher.position
             self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
+            skipped = self._dispatcher.skipped
+            if skipped is not None and (self._last is None or skipped.lsn > self._last.lsn):
+                # Otherwise a slot that stands before the origin could send it again, when nothing skips it any more.
+                self._last = skipped
         await self._store_for(0.0)
 
     # The origin

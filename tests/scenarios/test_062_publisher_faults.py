@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -319,6 +320,31 @@ def test_a_publisher_is_restored_to_where_nothing_was_published(replica: Replica
     assert len(replica.query("SELECT FROM t WHERE n = -1")) > 1
     replica.alter("ENABLE")
     replica.assert_equal("t", "u")
+
+
+@pytest.mark.full
+def test_a_skipped_transaction_stays_skipped_where_the_slot_has_gone_back(
+    replica: Replica, server: EmbeddedPostgres
+) -> None:
+    """A server that was restored to a moment before the transaction was skipped, or that has crashed, would send it again."""
+    replica.subscribe()
+    replica.execute("ALTER TABLE u ADD at timestamptz", "INSERT INTO t VALUES (51, 1)")
+    replica.assert_equal("t")
+    replica.execute("BEGIN; INSERT INTO t VALUES (52, 2); INSERT INTO u VALUES (1, 'infinity'); COMMIT")
+    replica.error()
+    (lsn,) = re.findall(r"finished at ([0-9A-F]+/[0-9A-F]+)", replica.node.statistics(replica.name)["error_detail"])
+    copy = Copy(server)
+    replica.alter(f"SKIP (lsn = '{lsn}')")
+    replica.execute("CREATE TABLE unpublished (n int)")
+    held = end_of_wal(server)
+    wait_until(lambda: replica.received_lsn() >= held, "a keepalive")
+    replica.caught_up()
+    replica.alter("DISABLE")
+    copy.swap()
+    write_until(server, held)
+    replica.alter("ENABLE")
+    replica.assert_equal("t", where="id <> 52")
+    assert [row for row in replica.rows("t") if row["id"] == 52] == []
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ import apply.pipeline.receiver
 from apply.batch import Batch
 from apply.conflicts import Conflicts
 from apply.isolation import Failure
+from apply.pipeline.dispatch import PassedSkip
 from apply.pipeline.interfaces import Course, Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.staging.destination import Destination
@@ -54,6 +55,7 @@ class MemoryTables:
         self.alters = False
         self.altered_at: list[Lsn] = []
         self.durables: list[Lsn] = []
+        self.last: LastCommit | None = None
         self.store: Callable[[Lsn], Coroutine[Any, Any, None]] | None = None
         self._versions: dict[int, Lsn] = {}
         self._targets: dict[int, TargetTable] = dict(enumerate(delta.targets.values(), A.oid))
@@ -110,6 +112,10 @@ class MemoryTables:
         if self.store is not None:
             await self.store(lsn)
         self.durables.append(lsn)
+        self.last = last
+
+    async def skip_passed(self, passed: PassedSkip) -> None:
+        """Nobody here gives SKIP."""
 
 
 class MemoryPipeline:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from catalog.records import LastCommit
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from tests.support.frames import insert, keepalive, transaction
@@ -192,3 +193,18 @@ async def test_an_origin_that_is_being_stored_when_the_stream_ends_is_stored_and
     await task
     assert p.tables.durables == [500]
     assert p.stream.statuses[-1][:3] == (500, 500, 500)
+
+
+@virtual
+async def test_a_skipped_transaction_is_the_last_one() -> None:
+    """The stream begins behind the last one where the slot has gone back: a skipped one must not come again."""
+    p = MemoryPipeline([*transaction(100, A, insert(A.oid, 1, "x"), commit_time=7), keepalive(150)], skip=Lsn(92))
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.tables.durables and p.tables.durables[-1] == 150)
+    assert p.tables.last == LastCommit(Lsn(92), 7)
+    p.stream.send([*transaction(200, insert(A.oid, 2, "x")), keepalive(250)])
+    await until(lambda: p.tables.durables[-1] == 250)
+    assert p.tables.last == LastCommit(Lsn(192), 0)
+    assert p.rows("a") == [(2, "x")]
+    p.pipeline.drain()
+    await task
