@@ -1,7 +1,8 @@
 """Give the Delta tables the names in Spark's catalogs that the option register wants: a task of the daemon.
 
 A table gets its name once its copy has ended, loses it when the option no longer wants it, and another when the publisher's table
-is renamed: the new one first, so that it is never without.  A table that leaves keeps its name, as its Delta table stays.
+is renamed: the new one first, so that it is never without, but where another table wants the old one, as in a swap of two.  A table
+that leaves keeps its name, as its Delta table stays.
 
 What was given is in the catalog of the node, so a daemon that starts asks for nothing again, but looks once whether the names are
 still there: somebody may have dropped them.  The row is stored after what it tells of.  So after a crash the work is done again,
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -47,6 +49,15 @@ class _Wanted:
         """What a failure, or a success, is one of."""
         return self.relation.qualified_name, self.relation.path, self.name
 
+    @property
+    def had(self) -> TableName | None:
+        """The name that it has."""
+        return None if self.held is None or self.held.name is None else TableName(*self.held.name)
+
+    def is_in_the_way(self, names: Collection[str]) -> bool:
+        """Return whether it has, and is to lose, one of the names that are wanted, maybe its own in another case."""
+        return self.had is not None and self.had != self.name and str(self.had).casefold() in names
+
 
 class Registrar:
     """One node's names; `run` lasts until it is cancelled, and then until the statement under way has ended."""
@@ -78,32 +89,46 @@ class Registrar:
         for known in (self._done, self._failed):
             for place in known.keys() - wanted.keys():
                 del known[place]
-        for place, one in wanted.items():
-            failed = self._failed.get(place)
-            if self._done.get(place) == one.key or (
-                failed is not None and failed[0] == one.key and failed[1] > time.monotonic()
-            ):
-                continue
-            await self._engine.fence()
-            await self._catalog.prove()
-            if await self._catalog.change_counter() != counter:
-                return  # a table may have left
-            found = await self._see_to(one)
-            if found != one.held:
-                await self._catalog.put_statistics(registrations=[found])
+        due = [place for place, one in wanted.items() if self._is_due(place, one)]
+        names = {str(one.name).casefold() for one in wanted.values() if one.name is not None}
+        for place in due:
+            if wanted[place].is_in_the_way(names):
+                found = await self._follow(replace(wanted[place], name=None), counter)
+                if found is None:
+                    return
+                wanted[place] = replace(wanted[place], held=found)
+        for place in due:
+            found = await self._follow(wanted[place], counter)
+            if found is None:
+                return
             self._failed.pop(place, None)
             self._done.pop(place, None)
             if found.error is None:
-                self._done[place] = one.key
+                self._done[place] = wanted[place].key
             else:
-                self._failed[place] = (one.key, time.monotonic() + _AFTER_FAILURE)
+                self._failed[place] = (wanted[place].key, time.monotonic() + _AFTER_FAILURE)
         self._seen = counter
+
+    def _is_due(self, place: tuple[int, int], one: _Wanted) -> bool:
+        failed = self._failed.get(place)
+        waits = failed is not None and failed[0] == one.key and failed[1] > time.monotonic()
+        return not waits and self._done.get(place) != one.key
+
+    async def _follow(self, one: _Wanted, counter: int) -> Registration | None:
+        """See to a table, and store what is so then; None: the catalog has changed, and the table may have left."""
+        await self._engine.fence()
+        await self._catalog.prove()
+        if await self._catalog.change_counter() != counter:
+            return None
+        found = await self._see_to(one)
+        if found != one.held:
+            await self._catalog.put_statistics(registrations=[found])
+        return found
 
     async def _see_to(self, one: _Wanted) -> Registration:
         """Give the table its name and take away the one that it had; return what is so then."""
         relation, held = one.relation, one.held
-        had = None if held is None or held.name is None else TableName(*held.name)
-        name = had
+        name = had = one.had
         try:
             moved = held is not None and held.path != relation.path
             if held is not None and had is not None and moved:

@@ -100,6 +100,39 @@ def test_tables_are_found_by_name(replica: Replica, schema: str) -> None:
 
 
 @pytest.mark.full
+def test_names_are_swapped(replica: Replica, schema: str) -> None:
+    """As by a load into another table; and a name that changes in its case alone is not lost."""
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); INSERT INTO a VALUES (1);"
+        "INSERT INTO b VALUES (2); CREATE PUBLICATION p FOR TABLE a, b"
+    )
+    replica.subscribe(register=f"'spark_catalog.{schema}'")
+    until(replica, lambda now: now.get("public.b") == (f"spark_catalog.{schema}.b", None))
+    until(replica, lambda now: now.get("public.a") == (f"spark_catalog.{schema}.a", None))
+    paths = {name: replica.path(name) for name in "ab"}
+    replica.execute(
+        "ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; INSERT INTO a VALUES (3);"
+        "INSERT INTO b VALUES (4)"
+    )
+    wait_until(lambda: (replica.path("a"), replica.path("b")) == (paths["b"], paths["a"]), "the tables' names")
+
+    def swapped() -> bool:
+        session = replica.node.spark.session
+        if tables(replica, schema) != {"a", "b"}:
+            return False
+        found = {name: session.sql(f"DESCRIBE DETAIL {schema}.{name}").collect()[0].location for name in "ab"}
+        return {name: path.removeprefix("file:") for name, path in found.items()} == {"a": paths["b"], "b": paths["a"]}
+
+    wait_until(swapped, "the names to be swapped")
+    replica.caught_up()
+    assert (read(replica, f"{schema}.a"), read(replica, f"{schema}.b")) == ([(2,), (3,)], [(1,), (4,)])
+    replica.execute('ALTER TABLE a RENAME TO "A"; INSERT INTO "A" VALUES (5)')
+    until(replica, lambda now: now.get('public."A"') == (f"spark_catalog.{schema}.A", None))
+    replica.caught_up()
+    assert read(replica, f"{schema}.a") == [(2,), (3,), (5,)]
+
+
+@pytest.mark.full
 def test_what_is_in_the_way_is_told(replica: Replica, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another's table keeps its name; the table is replicated, and tried again once a command has changed something."""
     monkeypatch.setattr(registrar, "_AFTER_FAILURE", 0.2)
