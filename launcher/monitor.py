@@ -6,7 +6,6 @@ Every subscription with a slot is polled, including disabled ones, whose slots r
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +16,8 @@ import structlog
 from catalog.records import PublisherStatus, Subscription, Warned
 from catalog.store import Catalog
 from launcher.leftover_slots import leftover_slots
-from launcher.slot_warnings import Room, about_lock, about_slot, about_wait
+from launcher.slot_warnings import about_lock, about_wait
+from launcher.slot_watch import SlotWatch
 from pubsub.errors import PubsubError
 from pubsub.publisher import locks, publication, slots
 from pubsub.publisher.connection import Connection
@@ -81,7 +81,7 @@ class Monitors:
     async def _look_regularly(self, subscription: Subscription) -> None:
         connection: Connection | None = None
         suspects: Mapping[str, Warned] = {}
-        room = Room()
+        watched = SlotWatch(subscription)
         try:
             while True:
                 found: PublisherStatus | None = None
@@ -91,7 +91,7 @@ class Monitors:
                             connection = await Connection.connect(
                                 subscription.conninfo, application_name="pubsub monitor"
                             )
-                        found = await look(connection, subscription, self._node_id, room)
+                        found = await look(connection, subscription, self._node_id, watched)
                         before = suspects
                         suspects = await leftover_slots(connection, self._catalog, self._node_id, subscription.oid)
                         left = tuple(warning for name, warning in suspects.items() if name in before)
@@ -112,21 +112,16 @@ class Monitors:
                 await connection.close()
 
 
-async def look(connection: Connection, subscription: Subscription, node_id: str, room: Room) -> PublisherStatus:
-    """Query the publisher's status once; `room` learns what the slot has left.  Raises what queries raise."""
+async def look(connection: Connection, subscription: Subscription, node_id: str, watched: SlotWatch) -> PublisherStatus:
+    """Query the publisher's status once; `watched` learns what the slots have left.  Raises what queries raise."""
     current = await slots.current_wal_lsn(connection)
-    slot = None
-    warnings = []
-    if subscription.slot_name is not None:
-        slot = await slots.slot_info(connection, subscription.slot_name)
-        room.see(slot, time.monotonic())
-        archive, left = subscription.options.wal_archive, room.seconds_left()
-        if (warned := about_slot(subscription.slot_name, slot, archive, left)) is not None:
-            warnings.append(warned)
-        if slot is not None and slot.confirmed_flush_lsn is None:
-            # The apply worker is making it, to follow it once a gap is filled.
-            named = subscription.slot_name.replace("_", "\\_")
-            warnings += [about_wait(one) for one in await slots.slot_waits(connection, named)]
+    # A sync worker's slot and its sessions have one name (tablesync.worker.sync_slot_name).
+    of_ours = f"pg\\_{subscription.oid}\\_sync\\_%\\_{node_id}"
+    slot, warnings = await watched.look(connection, of_ours)
+    if subscription.slot_name is not None and slot is not None and slot.confirmed_flush_lsn is None:
+        # The apply worker is making it, to follow it once a gap is filled.
+        named = subscription.slot_name.replace("_", "\\_")
+        warnings += [about_wait(one) for one in await slots.slot_waits(connection, named)]
     if missing := await publication.missing_publications(connection, subscription.publications):
         names = ", ".join(f'"{name}"' for name in missing)
         warnings.append(
@@ -137,8 +132,6 @@ async def look(connection: Connection, subscription: Subscription, node_id: str,
                 hint="Create it again, or take it out with ALTER SUBSCRIPTION ... DROP PUBLICATION.",
             )
         )
-    # A sync worker's slot and its sessions have one name (tablesync.worker.sync_slot_name).
-    of_ours = f"pg\\_{subscription.oid}\\_sync\\_%\\_{node_id}"
     waits = {_table(one.application): about_lock(one) for one in reversed(await locks.lock_waits(connection, of_ours))}
     waits |= {_table(one.slot): about_wait(one) for one in await slots.slot_waits(connection, of_ours)}
     return PublisherStatus(

@@ -64,8 +64,33 @@ def about_slot(
     if slot is None:
         return Warned(f'replication slot "{name}" does not exist on the publisher', hint=hint)
     if slot.lost:
-        reason = slot.invalidation_reason or "wal_removed"
-        return Warned(f'replication slot "{name}" has been invalidated', f"The reason is {reason}.", hint)
+        return _invalidated(slot, hint)
+    return _nearly_lost(
+        slot,
+        f'replication slot "{slot.name}"',
+        seconds_left,
+        'Let the subscription catch up, or raise "max_slot_wal_keep_size" on the publisher.',
+    )
+
+
+def about_slot_of_a_copy(slot: SlotInfo, table: str, seconds_left: float | None = None) -> Warned | None:
+    """Return a warning if the slot with which `table` is copied is lost, or close to it; `seconds_left` as in `about_slot`."""
+    if slot.lost:
+        return _invalidated(slot, f"Table {table} is copied anew, with a new slot.")
+    return _nearly_lost(
+        slot,
+        f'replication slot "{slot.name}", with which table {table} is copied,',
+        seconds_left,
+        'Raise "max_slot_wal_keep_size" on the publisher: if the slot is lost before the copy is done, the copy begins anew.',
+    )
+
+
+def _invalidated(slot: SlotInfo, hint: str) -> Warned:
+    reason = slot.invalidation_reason or "wal_removed"
+    return Warned(f'replication slot "{slot.name}" has been invalidated', f"The reason is {reason}.", hint)
+
+
+def _nearly_lost(slot: SlotInfo, named: str, seconds_left: float | None, hint: str) -> Warned | None:
     kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
     if safe is None:
         return None
@@ -77,9 +102,9 @@ def about_slot(
     if safe > 0 and seconds_left is not None:
         left += f", in about {_about(seconds_left)} at the rate of the last minutes"
     return Warned(
-        f'replication slot "{slot.name}" retains {kept} bytes of WAL and is lost {left}',
+        f"{named} retains {kept} bytes of WAL and is lost {left}",
         detail=f"Its wal_status is {slot.wal_status}.",
-        hint='Let the subscription catch up, or raise "max_slot_wal_keep_size" on the publisher.',
+        hint=hint,
     )
 
 

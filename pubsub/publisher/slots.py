@@ -6,6 +6,7 @@ search_path is empty.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,10 +61,16 @@ class SlotWait:
 
 async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
     """Return the slot's row, or None if there is no such slot."""
-    rows = await connection.query(_SLOT, [slot])
-    if not rows:
-        return None
-    row = rows[0]
+    rows = await connection.query(f"{_SLOT} = $1::text", [slot])
+    return _slot(rows[0]) if rows else None
+
+
+async def slot_infos(connection: Connection, pattern: str) -> list[SlotInfo]:
+    """Return the rows of the slots with names LIKE `pattern`, of any database."""
+    return [_slot(row) for row in await connection.query(f"{_SLOT} LIKE $1::text", [pattern])]
+
+
+def _slot(row: Sequence[str | None]) -> SlotInfo:
     return SlotInfo(
         name=text(row[0]),
         plugin=row[1],
@@ -147,8 +154,7 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.confirmed_flu
                 CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflicting' END),
        pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
   FROM pg_replication_slots s
- WHERE s.slot_name = $1::text
-"""
+ WHERE s.slot_name"""
 
 _PREPARED: Final = "SELECT transaction, gid FROM pg_prepared_xacts WHERE database = current_database()"
 

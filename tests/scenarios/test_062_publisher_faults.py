@@ -18,7 +18,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.captured_logs import captured_logs
-from tests.support.replica import Replica, RunningNode, wait_until
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 on_both = pytest.mark.parametrize("server", ["15", "18"], indirect=True)
 
@@ -132,6 +132,30 @@ def test_the_slot_is_lost(node: RunningNode, server: EmbeddedPostgres, replica: 
     assert "RESYNC TABLE" in found["hint"]
     replica.execute("DROP TABLE filler")
     resync(replica)
+
+
+@pytest.mark.full
+def test_the_slot_of_a_copy_is_warned_of(replica: Replica, server: EmbeddedPostgres, fault: Faults) -> None:
+    """It retains WAL as long as the copy takes, while the subscription's own moves on."""
+    server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '48MB'")
+    server.query("SELECT pg_reload_conf()")
+    replica.execute("CREATE TABLE filler (b text)")
+    fault.arm("copy planned public.t")
+    with captured_logs() as logs:
+        replica.subscribe()
+        fault.wait("copy planned public.t")
+        retained = "SELECT max(pg_current_wal_lsn() - restart_lsn) > 40000000 FROM pg_replication_slots WHERE slot_name ~ '_sync_'"
+        while server.query(retained) != [(True,)]:
+            replica.execute("INSERT INTO filler SELECT repeat(md5(g::text), 30) FROM generate_series(1, 3000) g")
+        warning = warned(replica, "with which table public.t is copied, retains")
+        assert "max_slot_wal_keep_size" in warning["hint"]
+        told = ("replication slot is lost, or soon will be", "replication slot is in no danger any more")
+        wait_until(lambda: [one for one in logs if one["event"] == told[0]], "the log to tell")
+        fault.release("copy planned public.t")
+        replica.assert_equal("t", "u")
+        wait_until(lambda: [one for one in logs if one["event"] == told[1]], "the end of the danger")
+    assert [one["slot"].split("_")[2] for one in logs if one["event"] in told] == ["sync", "sync"]
+    assert replica.relation("t").copy_generation == 1
 
 
 def test_the_slot_is_in_use(replica: Replica, server: EmbeddedPostgres) -> None:

@@ -10,7 +10,7 @@ import pytest
 from apply import publisher_identity
 from apply.publisher_identity import PublisherLost, SlotLost, Standing, check_position, check_system, explained
 from catalog.records import Subscription
-from launcher.slot_warnings import Room, about_slot, about_wait
+from launcher.slot_warnings import Room, about_slot, about_slot_of_a_copy, about_wait
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.timeline import TimelineHistory
@@ -275,6 +275,21 @@ def test_the_time_until_a_slot_is_lost_is_told() -> None:
     room.see(None, 80.0)
     room.see(slot, 90.0)
     assert room.seconds_left() is None, "another slot"
+
+
+def test_the_slot_of_a_copy_is_warned_of_as_the_subscription_s_own() -> None:
+    slot = replace(SLOT, name="pg_1_sync_2_3", retained_bytes=40_000, safe_wal_size=60_000)
+    assert about_slot_of_a_copy(slot, "public.t") is None
+    told = about_slot_of_a_copy(slot, "public.t", 2400.0)
+    assert told is not None
+    assert told.message == (
+        'replication slot "pg_1_sync_2_3", with which table public.t is copied, retains 40000 bytes of WAL and is lost after '
+        "60000 bytes more, in about 40 minutes at the rate of the last minutes"
+    )
+    assert "the copy begins anew" in (told.hint or "")
+    lost = about_slot_of_a_copy(replace(slot, wal_status="lost"), "public.t")
+    assert lost is not None
+    assert "public.t is copied anew" in (lost.hint or "")
 
 
 def test_the_transaction_that_delays_a_slot_is_named() -> None:
