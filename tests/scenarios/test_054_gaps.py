@@ -196,6 +196,28 @@ def test_the_archive_has_a_hole(replica: Followed, archive: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_archive_has_another_timeline_s_segments(
+    replica: Followed, archive: Path, server: EmbeddedPostgres
+) -> None:
+    """Of a standby that was promoted beside the server, which goes on: what it wrote never happened here."""
+    replica.subscribe()
+    generations = replica.generations()
+    replica.alter("DISABLE")
+    replica.execute("UPDATE t SET n = 1")
+    with server.make_standby("sb") as other:
+        other.promote()
+        for number in range(3):
+            other.execute(f"UPDATE t SET n = 100 + {number}; INSERT INTO u VALUES (-{number + 1})")
+            other.query("SELECT pg_switch_wal()")
+        wait_until(lambda: len([*archive.glob(f"00000002{'?' * 16}")]) >= 3, "the other timeline in the archive")
+    replica.execute("UPDATE t SET n = n + 1 WHERE id < 20")
+    replica.lose_the_slot()
+    replica.alter("ENABLE")
+    replica.goes_on()
+    assert replica.generations() == generations, "a table was copied"
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("left", ["nothing", "an empty directory"])
 def test_the_archive_is_away(replica: Followed, archive: Path, left: str) -> None:
     """That is no missing segment, nor is one that is not mounted: tables are not copied anew because of it."""
