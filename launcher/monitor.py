@@ -16,6 +16,7 @@ import structlog
 from catalog.records import PublisherStatus, Subscription, Warned
 from catalog.store import Catalog
 from launcher.leftover_slots import leftover_slots
+from launcher.partition_files import PartitionFiles
 from launcher.slot_warnings import about_lock, about_wait
 from launcher.slot_watch import SlotWatch
 from pubsub.errors import PubsubError
@@ -25,6 +26,8 @@ from pubsub.publisher.connection import Connection
 _INTERVAL: Final = 2.0
 #: The interval for a disabled subscription's publisher, whose connection is not kept.  All three are in seconds.
 _SELDOM: Final = 30.0
+#: At how many looks partitions are looked at once.
+_PARTITIONS: Final = 5
 #: An attempt that takes longer is given up and repeated after the interval.
 _PATIENCE: Final = 30.0
 
@@ -47,10 +50,12 @@ class Monitors:
         self._node_id = node_id
         self._catalog = catalog
         self._watches: dict[int, _Watch] = {}
+        self._partitions: dict[int, PartitionFiles] = {}
 
     def watch(self, subscriptions: Iterable[Subscription]) -> None:
         """Watch exactly these subscriptions, as they are now."""
         wanted = {s.oid: s for s in subscriptions if s.slot_name is not None}
+        self._partitions = {oid: one for oid, one in self._partitions.items() if oid in wanted}
         before: dict[int, _Watch] = {}
         for oid in [oid for oid, watch in self._watches.items() if wanted.get(oid) != watch.subscription]:
             before[oid] = self._watches.pop(oid)
@@ -82,6 +87,10 @@ class Monitors:
         connection: Connection | None = None
         suspects: Mapping[str, Warned] = {}
         watched = SlotWatch(subscription)
+        # What was found stays when the subscription is altered.
+        partitions = self._partitions.setdefault(subscription.oid, PartitionFiles())
+        emptied: Sequence[Warned] = ()
+        looks = 0
         try:
             while True:
                 found: PublisherStatus | None = None
@@ -94,8 +103,12 @@ class Monitors:
                         found = await look(connection, subscription, self._node_id, watched)
                         before = suspects
                         suspects = await leftover_slots(connection, self._catalog, self._node_id, subscription.oid)
-                        left = tuple(warning for name, warning in suspects.items() if name in before)
-                        found = replace(found, warnings=(*found.warnings, *left))
+                        left = [warning for name, warning in suspects.items() if name in before]
+                        if looks % _PARTITIONS == 0:
+                            relations = await self._catalog.relations(subscription.oid)
+                            emptied = await partitions.look(connection, subscription.name, relations)
+                        looks += 1
+                        found = replace(found, warnings=(*found.warnings, *left, *emptied))
                 except (PubsubError, TimeoutError) as error:
                     logger.debug("publisher could not be asked", subscription=subscription.name, reason=str(error))
                     if connection is not None:

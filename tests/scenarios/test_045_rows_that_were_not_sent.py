@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pubsub.testing.compare import compare_tables
+from tests.support.captured_logs import captured_logs
 from tests.support.replica import Replica, Stock, wait_until
 
 PLAIN = (
@@ -79,6 +80,32 @@ def test_a_partition_is_truncated_and_loaded_again(replica: Replica, stock: Call
     pair = Pair(replica, stock, LEAVES, BY_ROOT)
     replica.execute("TRUNCATE t1", "INSERT INTO t SELECT g, 'again' FROM generate_series(1, 10) g")
     pair.assert_stopped("insert_exists", rows=range(1, 21))
+
+
+def test_a_truncated_partition_is_told_of(replica: Replica) -> None:
+    """In status and log, with what has its rows go; a TRUNCATE of the root, which is sent, is not told of."""
+    replica.execute(LEAVES, BY_ROOT)
+    replica.subscribe()
+    replica.assert_equal("t")
+
+    def told() -> dict[str, Any] | None:
+        warnings = replica.node.status_json(replica.name)["warnings"]
+        return next((one for one in warnings if "was truncated" in one["message"]), None)
+
+    def truncated() -> dict[str, Any] | None:
+        replica.execute("TRUNCATE t1")  # the first ones may come before the partitions' files are known
+        return told()
+
+    with captured_logs() as logs:
+        found = wait_until(truncated, "the partition to be told of")
+    assert found["message"] == "partition public.t1 of table public.t was truncated or written anew"
+    assert "still holds the rows" in found["detail"]
+    (logged,) = [one for one in logs if one["event"] == "partition was truncated or written anew"]
+    assert logged["hint"] == found["hint"]
+    assert len(replica.rows("t")) == 20
+    replica.alter("RESYNC TABLE public.t")
+    wait_until(lambda: told() is None, "the end of the warning")
+    replica.assert_equal("t")
 
 
 @pytest.mark.parametrize("unsent", ["before", "within"])
