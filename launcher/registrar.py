@@ -67,6 +67,7 @@ class Registrar:
         self._catalog = catalog
         self._engine = engine
         self._seen = -1
+        self._keys: dict[tuple[int, int], tuple[object, ...]] = {}
         # By subscription and table: what this daemon has seen to, and what it could not and when it tries again.
         self._done: dict[tuple[int, int], tuple[object, ...]] = {}
         self._failed: dict[tuple[int, int], tuple[tuple[object, ...], float]] = {}
@@ -86,9 +87,13 @@ class Registrar:
         if counter == self._seen and all(again > time.monotonic() for _, again in self._failed.values()):
             return
         wanted = _wanted(await self._catalog.state())
-        for known in (self._done, self._failed):
-            for place in known.keys() - wanted.keys():
-                del known[place]
+        keys = {place: one.key for place, one in wanted.items()}
+        if keys != self._keys:
+            # Who was in the way may be so no longer: of two tables that swap their names one is heard of first.
+            self._keys = keys
+            self._failed.clear()
+        for place in self._done.keys() - keys.keys():
+            del self._done[place]
         due = [place for place, one in wanted.items() if self._is_due(place, one)]
         names = {str(one.name).casefold() for one in wanted.values() if one.name is not None}
         for place in due:

@@ -110,8 +110,8 @@ def test_what_a_deleted_row_is_to_changes(replica: Replica) -> None:
     assert_soft(replica, "t", "id, v, n")
     # Rows that the node was never told to have: an UPDATE and a DELETE of a row that is marked as deleted.
     replica.execute(
-        "BEGIN; SELECT pg_replication_origin_create('elsewhere'); COMMIT",
-        "SELECT pg_replication_origin_session_setup('elsewhere'); INSERT INTO t VALUES (2, 'unseen', 2, 2)",
+        f"SELECT pg_replication_origin_create('{replica.name}')",  # a server's origins are not a database's own
+        f"SELECT pg_replication_origin_session_setup('{replica.name}'); INSERT INTO t VALUES (2, 'unseen', 2, 2)",
         "UPDATE t SET n = 3 WHERE id = 2",
         "DELETE FROM t WHERE id = 2",
     )

@@ -311,3 +311,8 @@ SELECT id, sum(amount) OVER (w ORDER BY id), sum(amount) OVER w FROM orders WIND
 SELECT id, sum(amount) OVER v, count(*) OVER (v ROWS 1 PRECEDING) FROM orders WINDOW w AS (PARTITION BY customer_id), v AS (w ORDER BY id) ORDER BY id
 SELECT id, sum(amount) OVER (w ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING), last_value(id) OVER (w), first_value(id) OVER (w RANGE UNBOUNDED PRECEDING) FROM orders WINDOW w AS (PARTITION BY customer_id ORDER BY id DESC) ORDER BY id
 SELECT id, rank() OVER (W), dense_rank() OVER ("w"), percent_rank() OVER (w), cume_dist() OVER (w), ntile(2) OVER (w), nth_value(id, 2) OVER (w) FROM orders WINDOW w AS (ORDER BY customer_id) ORDER BY id
+-- In a list of several constants they have one type in common with the value; one alone, and an array, are compared as they are.
+SELECT id, part IN (0.1, -2.50), part IN (0.1), part NOT IN (0.1, 3), part IN (0.1, 3, ratio), part IN (0.1, ratio) FROM customers ORDER BY id
+SELECT id, part = ANY (ARRAY[0.1, 3]), part <> ALL (ARRAY[0.1, 1.1]), part = ANY ('{0.1,3}'), part = ANY (ARRAY[0.1, part]) FROM customers ORDER BY id
+SELECT id, part IN (16777217, 1.1), big IN (10000000000, CAST(0.5 AS real)), balance IN (10.5, CAST(0.1 AS real), 1) FROM customers ORDER BY id
+SELECT id, part IN ('0.1', 3), part IN (0.1, NULL), part IN (0.1, 3, NULL), ratio IN (0.1, 2.5), id IN (1, 2.0) FROM customers ORDER BY id

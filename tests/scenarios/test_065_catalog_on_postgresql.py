@@ -95,19 +95,27 @@ async def test_a_command_that_lost_its_lock_goes_no_further(
     """The daemon has ended its pause, and runs workers again; another command's pause stays."""
     sub = await catalog.create_subscription(new())
 
+    async def lose_lock() -> None:
+        assert await catalog.end_abandoned_pause(sub.oid) is None
+        (session,) = sessions(publisher, location)
+        publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
+        assert "RESYNC" in str(await catalog.end_abandoned_pause(sub.oid))
+        async with await Catalog.open(location) as other:
+            await other.alter_subscription(sub.oid, paused="ANOTHER")
+
+    losing: list[asyncio.Task[None]] = []
+
     async def resync() -> None:
         async with catalog.pause(sub.oid, "RESYNC"):
-            assert await catalog.end_abandoned_pause(sub.oid) is None
-            (session,) = sessions(publisher, location)
-            publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
-            assert "RESYNC" in str(await catalog.end_abandoned_pause(sub.oid))
-            async with await Catalog.open(location) as other:
-                await other.alter_subscription(sub.oid, paused="ANOTHER")
+            # On a slow machine the command may find out before the other one's pause is stored.
+            losing.append(asyncio.create_task(lose_lock()))
+            await asyncio.shield(losing[0])
             async with asyncio.timeout(300):
                 await asyncio.Event().wait()
 
     with pytest.raises(PauseLost, match="lost its lock"):
         await resync()
+    await losing[0]
     assert (await catalog.subscription(sub.oid)).paused == "ANOTHER"
 
     # What a command raises itself comes as it is, and ends the pause.

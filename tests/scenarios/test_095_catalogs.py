@@ -114,7 +114,11 @@ def test_names_are_swapped(replica: Replica, schema: str) -> None:
         "ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; INSERT INTO a VALUES (3);"
         "INSERT INTO b VALUES (4)"
     )
-    wait_until(lambda: (replica.path("a"), replica.path("b")) == (paths["b"], paths["a"]), "the tables' names")
+    named = sorted([("public.a", paths["b"]), ("public.b", paths["a"])])
+    wait_until(
+        lambda: sorted((one.qualified_name, one.path) for one in replica.node.relations(replica.name)) == named,
+        "the tables' names",
+    )
 
     def swapped() -> bool:
         session = replica.node.spark.session
@@ -279,6 +283,8 @@ builder = (
     .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     .config("spark.driver.extraClassPath", ":".join(map(str, jars.class_path())))
     .config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:derby:;databaseName={directory}/metastore")
     .enableHiveSupport()
 )

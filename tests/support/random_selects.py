@@ -110,6 +110,13 @@ TEMPLATES: Final = [
     ],
     *[f"{{{one}}} IN ({{literal}}, {{literal}})" for one in _NUMBERS],
     *[f"{{{one}}} IN ({{literal}})" for one in _NUMBERS],
+    *[
+        f"{{{one}}} IN ({{literal}}, {{{other}}}, {{literal}})"
+        for one in _NUMBERS
+        for other in ("int", "real", "double")
+    ],
+    *[f"{{{one}}} = ANY (ARRAY[{{literal}}, {{literal}}])" for one in _NUMBERS],
+    *[f"{{{one}}} <> ALL (ARRAY[{{literal}}, {{{one}}}])" for one in _NUMBERS],
     *[f"{{{one}}} BETWEEN {{{other}}} AND {{literal}}" for one in _NUMBERS for other in ("int", "real", "numeric")],
     *[f"CAST({{{one}}} AS {{number type}})" for one in (*_NUMBERS, "string")],
     *[f"({{{one}}})::numeric" for one in _NUMBERS[:5]],

@@ -215,7 +215,14 @@ class Expressions:
         query = node.args.get("query")
         if query is not None:
             return self._among_rows("=", value, query, node)
-        return operators.among(value, [self.value(one) for one in node.expressions])
+        others = [self.value(one) for one in node.expressions]
+        # Several elements without columns are an array, of the type that they and the value have in common; each other element
+        # is compared by itself (parse_expr.c: transformAExprIn).
+        alone = [place for place, one in enumerate(node.expressions) if one.find(exp.Column) is None]
+        if len(alone) > 1:
+            for place, one in zip(alone, operators.in_one_type([others[place] for place in alone], value), strict=True):
+                others[place] = one
+        return operators.among(value, others)
 
     @staticmethod
     def _of_rows(node: Any) -> bool:
@@ -321,7 +328,9 @@ class Expressions:
         if isinstance(inner, exp.Query | exp.Subquery):
             return self._among_rows(operator, value, inner, node)
         if isinstance(inner, exp.Array):
-            return operators.among(value, [self.value(one) for one in inner.expressions], every=every)
+            return operators.among(
+                value, operators.in_one_type([self.value(one) for one in inner.expressions]), every=every
+            )
         array = self.value(inner)
         if isinstance(array.literal, str):
             held = documents.elements(array.literal.strip())

@@ -36,7 +36,9 @@ _PLAIN_REGEX: Final = re.compile(
         | \[\^?\]?(?: [^\]\[\\] | \\[\\\]\[.\-dsw] )*\] | [*+?]\?? | \{\d+(?:,\d*)?\}\?? )*""",
     re.VERBOSE,
 )
-_CONSTANT: Final = re.compile(r"\(- \d+\)|\d+|CAST\('[-\d.]+' AS DECIMAL\(\d+, \d+\)\)")
+_NUMBER: Final = r"(?:\d+|CAST\('[-\d.]+' AS DECIMAL\(\d+, \d+\)\))"
+_SIGNED: Final = rf"(?:{_NUMBER}|\(- {_NUMBER}\))"
+_CONSTANT: Final = re.compile(rf"{_SIGNED}|CAST\({_SIGNED} AS (?:REAL|DOUBLE)\)")
 _DAY_OR_LESS: Final = (DATE, TIMESTAMP, TIMESTAMPTZ)
 
 
@@ -63,9 +65,7 @@ def comparison(operator: str, left: Value, right: Value) -> Value:
 def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Value:
     """Translate value IN (others), or if `every` value <> ALL (others)."""
     operator = "<>" if every else "="
-    # Several constants are compared in the type that all have in common (parse_expr.c: transformAExprIn).
-    listed = len(others) > 1 and all(map(_is_constant, others))
-    pairs = [sides(operator, value, one, listed=listed) for one in others]
+    pairs = [sides(operator, value, one) for one in others]
     if not pairs:
         return Value(BOOL, "TRUE" if every else "FALSE")
     if len({one for one, _ in pairs}) == 1 and all(map(_is_constant, others)):
@@ -77,6 +77,15 @@ def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Valu
     )
 
 
+def in_one_type(values: Sequence[Value], *besides: Value) -> list[Value]:
+    """Convert values to the type that they, and others, have in common, where that is a floating-point one.
+
+    In every other type they are compared alike before and after.
+    """
+    type_ = common([one.type for one in (*besides, *values)])
+    return [coerced(one, type_) for one in values] if type_ in (FLOAT4, FLOAT8) else list(values)
+
+
 def _is_constant(value: Value) -> bool:
     """Return whether the value is a literal other than NULL."""
     if value is values.NULL or value.sql is None:
@@ -84,12 +93,9 @@ def _is_constant(value: Value) -> bool:
     return isinstance(value.literal, str) or _CONSTANT.fullmatch(value.sql) is not None
 
 
-def sides(operator: str, left: Value, right: Value, *, listed: bool = False) -> tuple[str, str]:
-    """Return the SQL of both sides, converted to the type in which they are compared.  Raises `undefined`.
-
-    `listed`: the right side is one of a list of constants.
-    """
-    type_ = common([left.type, right.type]) if listed else operands(left.type, right.type)
+def sides(operator: str, left: Value, right: Value) -> tuple[str, str]:
+    """Return the SQL of both sides, converted to the type in which they are compared.  Raises `undefined`."""
+    type_ = operands(left.type, right.type)
     if type_ is None or type_.element is not None:
         raise undefined(operator, left, right)
     ordered = operator in ("<", "<=", ">", ">=")
