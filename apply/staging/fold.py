@@ -29,16 +29,15 @@ its old one, and the sums remain (worker.c: FindReplTupleInLocalRel takes one of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from apply.identity_missing import IdentityMissing
 from apply.staging.own_columns import Leaving
 from apply.staging.row_codes import dense, row_codes
+from apply.staging.touches import CODE_BITS, EventKeys, Touches, event_keys, no_identity, places_of, take, touches_of
 from pubsub.delta.writers.changeset import (
     BASE_PREFIX,
     COUNT_COLUMN,
@@ -56,8 +55,6 @@ from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 
 # How many unmet changes are reported with their values.
 SHOWN: Final = 10
-
-_CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
 
 
 def fold(
@@ -133,88 +130,7 @@ def _no_rows(changes: Changes) -> pa.Table:
     return pa.table({name: column.slice(0, 0) for name, column in changes.new.items()} | {COUNT_COLUMN: counts})
 
 
-def _take(columns: Mapping[str, pa.Array], rows: Indices) -> dict[str, pa.Array]:
-    indices = pa.array(rows)
-    return {name: column.take(indices) for name, column in columns.items()}
-
-
-def _identity_missing(column: str) -> IdentityMissing:
-    """worker.c: check_relation_updatable."""
-    return IdentityMissing(
-        "publisher did not send replica identity column expected by the logical replication target relation",
-        detail=f'Column "{column}" has no value.',
-    )
-
-
 # With a key
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _EventKeys:
-    """The keys that events touch, as columns and as codes: equal keys have equal codes, in [0, bound).
-
-    The first n entries are the key that each of the n events always touches; the rest are keys that rows leave.  `left` holds,
-    for each event, the position of the key that its row leaves, or 0 if the row stays.
-    """
-
-    columns: dict[str, pa.Array]
-    codes: Indices
-    bound: int
-    left: Indices
-
-    def base(self, events: Indices) -> dict[str, pa.Array]:
-        """Return the keys that the rows of these events had before them."""
-        return _take(self.columns, self._base(events))
-
-    def moved(self, events: Indices) -> Mask:
-        """Return for each event whether, in this batch, a row has left the key that the event's row had before it."""
-        return np.isin(self.codes[self._base(events)], self.codes[self.left[np.flatnonzero(self.left)]])
-
-    def _base(self, events: Indices) -> Indices:
-        return np.where(self.left[events], self.left[events], events)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Touches:
-    """Touches ordered by key, then by arrival.
-
-    `arrives`: a row has the key afterwards.  `leaves`: the event's row moves to another key.  `from_here`: the event changes or
-    deletes the row that had the key.  `stands`: a row of the table has the key before the batch, or would have to if this were
-    the key's first touch.
-    """
-
-    code: Indices
-    event: Indices
-    arrives: Mask
-    leaves: Mask
-    from_here: Mask
-    stands: Mask
-
-    def only(self, chosen: Mask) -> _Touches:
-        return _Touches(
-            self.code[chosen],
-            self.event[chosen],
-            self.arrives[chosen],
-            self.leaves[chosen],
-            self.from_here[chosen],
-            self.stands[chosen],
-        )
-
-    def first(self) -> Mask:
-        """Mark the first touch of each key."""
-        return np.not_equal(np.diff(self.code, prepend=-1), 0)
-
-    def last(self) -> Mask:
-        """Mark the last touch of each key."""
-        return np.not_equal(np.diff(self.code, append=-1), 0)
-
-    def after_arrival(self) -> Mask:
-        """Mark touches before which a row of the batch has the key."""
-        return np.roll(self.arrives, 1) & ~self.first()
-
-    def occupied(self) -> Mask:
-        """Mark touches before which a row of the batch or of the table has the key."""
-        return self.after_arrival() | (self.first() & self.stands)
 
 
 def _fold_keyed(
@@ -239,9 +155,9 @@ def _fold_keyed(
             None,
         )
     unchanged = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
-    keys = _event_keys(changes, key)
+    keys = event_keys(changes, key)
     standing = _standing(keys, truncated, present, upsert)
-    every = _touches(changes, keys, standing)
+    every = touches_of(changes, keys, standing)
     touches = _without_skipped(every)
     missing = collisions = differing = None
     if not upsert:
@@ -252,7 +168,7 @@ def _fold_keyed(
         )
     first = touches.first()
     if standing is not None and present is not None:
-        theirs = standing[_places(keys, touches)] == THEIRS
+        theirs = standing[places_of(keys, touches)] == THEIRS
         differing = _conflicting(changes, keys, touches.event[first & touches.from_here & theirs])
     ends, left = touches.last() & touches.arrives, np.empty(0, np.int64)
     if leaving is not None:
@@ -263,8 +179,8 @@ def _fold_keyed(
     # A row marked as deleted, which no look at the table has shown, makes room for an inserted one.
     every_key = upsert or (leaving is not None and present is not None)
     deleted = touches.only(first & (every_key | (changes.op[touches.event] != INSERT)))
-    deleted_at = _places(keys, deleted)
-    deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
+    deleted_at = places_of(keys, deleted)
+    deleted_keys = pa.table(take(keys.columns, deleted_at[:0] if truncated else deleted_at))
     expected = None
     if standing is None:
         here = deleted.from_here
@@ -279,7 +195,7 @@ def _fold_keyed(
     return (images, masked, deleted_keys), missing, collisions, differing, expected
 
 
-def _standing(keys: _EventKeys, truncated: bool, present: Present | None, upsert: bool) -> Indices | None:
+def _standing(keys: EventKeys, truncated: bool, present: Present | None, upsert: bool) -> Indices | None:
     """Return for each key who wrote the table's row under it (Present.keys), before the batch or after the TRUNCATE.
 
     None if that is not known: the first touch of a key decides.
@@ -289,24 +205,19 @@ def _standing(keys: _EventKeys, truncated: bool, present: Present | None, upsert
     if present is None:
         return None
     _, first, place = np.unique(keys.codes, return_index=True, return_inverse=True)
-    there: Indices = present.keys(pa.table(_take(keys.columns, first)))[place]
+    there: Indices = present.keys(pa.table(take(keys.columns, first)))[place]
     return there
 
 
-def _places(keys: _EventKeys, touches: _Touches) -> Indices:
-    """Return the position of each touch's key."""
-    return np.where(touches.leaves, keys.left[touches.event], touches.event)
-
-
-def _free(changes: Changes, keys: _EventKeys, touches: _Touches, first: Mask) -> pa.Table:
+def _free(changes: Changes, keys: EventKeys, touches: Touches, first: Mask) -> pa.Table:
     """Return the keys whose first touch is an arrival."""
     free = first & ~touches.from_here
     if free.all() and len(free) == len(keys.codes) == changes.count:
         return pa.table(keys.columns)
-    return pa.table(_take(keys.columns, touches.event[free]))
+    return pa.table(take(keys.columns, touches.event[free]))
 
 
-def _conflicting(changes: Changes, keys: _EventKeys, events: Indices) -> Conflicting | None:
+def _conflicting(changes: Changes, keys: EventKeys, events: Indices) -> Conflicting | None:
     if not events.size:
         return None
     events = np.sort(events)
@@ -315,56 +226,12 @@ def _conflicting(changes: Changes, keys: _EventKeys, events: Indices) -> Conflic
     return Conflicting(
         changes.seq[events],
         changes.op[events],
-        pa.table(_take(keys.columns, looked_for)),
-        pa.table(_take(changes.new, shown)),
+        pa.table(take(keys.columns, looked_for)),
+        pa.table(take(changes.new, shown)),
     )
 
 
-def _event_keys(changes: Changes, key: Sequence[str]) -> _EventKeys:
-    deletes = changes.op == DELETE
-    with_old = np.flatnonzero((changes.op == UPDATE) & (changes.old_kind != 0))
-    columns = {}
-    for name in key:
-        column = changes.new[name]
-        if deletes.any():
-            column = pc.if_else(pa.array(deletes), changes.old[name], column)
-        if with_old.size:
-            column = pa.concat_arrays([column, changes.old[name].take(pa.array(with_old))])
-        if column.null_count:
-            raise _identity_missing(name)
-        columns[name] = column
-    codes, bound = row_codes(list(columns.values()), 1 << _CODE_BITS - _event_bits(changes.count))
-    left = np.zeros(changes.count, np.int64)
-    places = np.arange(changes.count, len(codes))
-    moved = codes[places] != codes[with_old]
-    left[with_old[moved]] = places[moved]
-    return _EventKeys(columns, codes, bound, left)
-
-
-def _event_bits(events: int) -> int:
-    """Return the bits that a touch needs: its event's number, and one for whether its row leaves."""
-    return (2 * events).bit_length()
-
-
-def _touches(changes: Changes, keys: _EventKeys, standing: Indices | None) -> _Touches:
-    """Return every touch, by one sort of integers composed of key code and event number.  `standing`: see `_standing`."""
-    bits = _event_bits(changes.count)
-    moved = np.flatnonzero(keys.left)
-    events = np.arange(changes.count)
-    numbers = keys.codes[: changes.count] << bits | events << 1
-    if moved.size:
-        numbers = np.concatenate([numbers, keys.codes[keys.left[moved]] << bits | moved << 1 | 1])
-    numbers.sort()
-    event = (numbers & (1 << bits) - 1) >> 1
-    leaves = (numbers & 1).astype(np.bool_)
-    op = changes.op[event]
-    stays = (op != INSERT) & (keys.left[event] == 0)
-    from_here = leaves | stays
-    stands = from_here if standing is None else standing[np.where(leaves, keys.left[event], event)] > 0
-    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, from_here, stands)
-
-
-def _without_skipped(touches: _Touches) -> _Touches:
+def _without_skipped(touches: Touches) -> Touches:
     """Leave out events whose row is gone: deleted or moved earlier in the batch, or not in the table.
 
     A skipped event may have been another's predecessor, so repeat until nothing changes.  A publisher sends no such events, so
@@ -377,7 +244,7 @@ def _without_skipped(touches: _Touches) -> _Touches:
         touches = touches.only(~np.isin(touches.event, touches.event[gone], kind="table"))
 
 
-def _predecessors(keys: _EventKeys, touches: _Touches) -> Indices:
+def _predecessors(keys: EventKeys, touches: Touches) -> Indices:
     """Return for each event the one that made the row which it changes, itself if none did."""
     made_here = touches.from_here & touches.after_arrival()
     predecessor = np.arange(len(keys.left))
@@ -389,11 +256,11 @@ def _with_left(
     values: dict[str, pa.Array],
     unchanged: dict[str, Mask],
     key: Sequence[str],
-    keys: _EventKeys,
+    keys: EventKeys,
     predecessor: Indices,
     left: Indices,
     leaving: Leaving,
-) -> tuple[dict[str, pa.Array], dict[str, Mask], _EventKeys, Indices]:
+) -> tuple[dict[str, pa.Array], dict[str, Mask], EventKeys, Indices]:
     """Add for each of the events `left`, whose row leaves a key for good, one more: the deletion of a row under that key.
 
     It has the values that the row had before the event.
@@ -424,7 +291,7 @@ def _with_left(
 def _images(
     values: dict[str, pa.Array],
     unchanged: dict[str, Mask],
-    keys: _EventKeys,
+    keys: EventKeys,
     predecessor: Indices,
     final: Indices,
     upsert: bool,
@@ -492,19 +359,19 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
     if not minus.size:
         return changes, None
     if (changes.old_kind[minus] != OLD_ROW).any():
-        raise _identity_missing(next(iter(changes.new)))
+        raise no_identity(next(iter(changes.new)))
     rows = {
         name: pa.concat_arrays([column, _old(changes, name).take(pa.array(minus))])
         for name, column in changes.new.items()
     }
-    codes = row_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0]
+    codes = row_codes(list(rows.values()), 1 << CODE_BITS, exact=True)[0]
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)
     new, old = place[: changes.count], np.full(changes.count, -1)
     old[minus] = place[changes.count :]
     taken = np.unique(old[minus])
     have = np.zeros(len(first), np.int64)
     if not truncated:
-        have[taken] = present.copies(pa.table(_take(rows, first[taken])))
+        have[taken] = present.copies(pa.table(take(rows, first[taken])))
     if (have[taken] >= np.bincount(old[minus], minlength=len(first))[taken]).all():
         return changes, None
     counts = have.tolist()
@@ -525,7 +392,7 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
         changes.seq[events],
         changes.op[events],
         pa.table({name: _old(changes, name).take(pa.array(shown)) for name in changes.new}),
-        pa.table(_take(changes.new, shown)),
+        pa.table(take(changes.new, shown)),
     )
     return _chosen(changes, found), missing
 
@@ -554,20 +421,20 @@ def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[pa.Ta
     if not minus.size:
         return pa.table(changes.new), _no_rows(changes)
     if not full or (changes.old_kind[minus] != OLD_ROW).any():
-        raise _identity_missing(next(iter(changes.new)))
+        raise no_identity(next(iter(changes.new)))
     plus = np.flatnonzero(changes.op != DELETE)
-    added, taken = _take(changes.new, plus), _take(changes.old, minus)
+    added, taken = take(changes.new, plus), take(changes.old, minus)
     rows = {
         # A column that the publisher lacks is NULL in its rows.
         name: pa.concat_arrays([column, taken.get(name, nulls(len(minus), column.type))])
         for name, column in added.items()
     }
-    codes, bound = dense(row_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])
+    codes, bound = dense(row_codes(list(rows.values()), 1 << CODE_BITS, exact=True)[0])
     sums = np.bincount(codes[: len(plus)], minlength=bound) - np.bincount(codes[len(plus) :], minlength=bound)
     row_of = np.empty(bound, np.int64)
     row_of[codes[::-1]] = np.arange(len(codes))[::-1]  # the first of the equal ones
     more, less = np.flatnonzero(sums > 0), np.flatnonzero(sums < 0)
     if truncated:
         less = less[:0]
-    images = pa.table(_take(rows, np.sort(np.repeat(row_of[more], sums[more]))))
-    return images, pa.table(_take(rows, row_of[less])).append_column(COUNT_COLUMN, pa.array(-sums[less]))
+    images = pa.table(take(rows, np.sort(np.repeat(row_of[more], sums[more]))))
+    return images, pa.table(take(rows, row_of[less])).append_column(COUNT_COLUMN, pa.array(-sums[less]))
