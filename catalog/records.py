@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypedDict
 from catalog.states import RelState
 from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
-from pubsub.sql.layouts import Deletes, Mode
+from pubsub.sql.layouts import Deletes, Mode, Truncate
 from pubsub.sql.options import SubscriptionOptions
 
 WorkerType = Literal["apply", "table synchronization", "sequence synchronization", "parallel apply"]
@@ -215,6 +215,11 @@ class SubscriptionRel:
     def deletes(self) -> Deletes | None:
         """What becomes of deleted rows in its Delta table; None if that is not decided yet."""
         return None if self.definition is None else json.loads(self.definition).get("deletes", "hard")
+
+    @property
+    def truncate(self) -> Truncate | None:
+        """What a TRUNCATE does to its Delta table; None if that is not decided yet."""
+        return None if self.definition is None else json.loads(self.definition).get("truncate", "follow")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

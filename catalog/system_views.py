@@ -79,7 +79,7 @@ def _subscription(state: State) -> Iterator[Row]:
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
             o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
-            o.metadata, o.columns, o.exclude, o.mask, o.register,
+            o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.register,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
@@ -94,6 +94,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None, rel.mode,
             ", ".join(rel.left_out), ", ".join(rel.masked), rel.deletes, ", ".join(name for _, name in rel.metadata),
+            rel.truncate,
             None if registration.name is None else str(TableName(*registration.name)),
             registration.error, registration.error_hint,
         )  # fmt: skip
@@ -102,7 +103,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
         yield (
             sequence.subid, sequence.relid, sequence.state.value,
             _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
-            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None,
+            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -231,7 +232,7 @@ VIEWS: Final = {
                 DOUBLE batch_age
                 LSN stop_lsn
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
-                TEXT metadata columns exclude mask register
+                TEXT truncate metadata columns exclude mask register
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""
@@ -250,7 +251,7 @@ VIEWS: Final = {
                 BIGINT estimated_rows
                 BOOL stopped
                 LSN error_lsn
-                TEXT foreign_commit mode left_out masked deletes metadata registered
+                TEXT foreign_commit mode left_out masked deletes metadata truncate registered
                 TEXT register_error register_error_hint"""
             ),
             _subscription_rel,

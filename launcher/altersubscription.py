@@ -459,9 +459,9 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
             await published_tables.refuse_unfit_choice(connection, published, choices, merged.layouts)
         rules = [rule for rules in merged.layouts.mask.values() for rule in rules.values()]
         published_tables.tell_of_mask_key(session, any(rule.name == "hash" for rule in rules))
-    if given & {"mode", "deletes", "metadata", "columns", "exclude", "mask"}:
+    if given & {"mode", "deletes", "truncate", "metadata", "columns", "exclude", "mask"}:
         session.notice(
-            "mode, deletes, metadata, columns, exclude and mask hold for a table from its next copy on",
+            "mode, deletes, truncate, metadata, columns, exclude and mask hold for a table from its next copy on",
             hint=f"ALTER SUBSCRIPTION {subscription.name} RESYNC TABLE … copies a table anew.",
         )
     if options.binary and not subscription.options.binary:

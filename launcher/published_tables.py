@@ -170,7 +170,8 @@ async def plan(
         mode = layouts.mode_of(definition.schema, definition.name)
         deletes = layouts.deletes_of(definition.schema, definition.name)
         metadata = layouts.metadata_of(definition.schema, definition.name)
-        planned = target_table(definition, table.attnames, path, choices, choice, mode, deletes, metadata)
+        truncate = layouts.truncate_of(definition.schema, definition.name)
+        planned = target_table(definition, table.attnames, path, choices, choice, mode, deletes, metadata, truncate)
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     if copy_data:

@@ -42,6 +42,7 @@ OPTIONS: Final = {
     "table_properties": "Properties that Delta tables get ([Delta tables](../delta.md#how-a-table-lies)).",
     "mode": "`history`: every change is kept as a row, for all tables or for some ([histories](../history.md)).",
     "deletes": "`soft`: deleted rows stay, and say when they were deleted ([soft deletes](../soft-deletes.md)).",
+    "truncate": "`ignore` or `soft`: what is truncated stays here, as it is or marked as deleted ([TRUNCATE](../truncate.md)).",
     "metadata": "Columns that say of each row which change made it ([metadata](../metadata.md)).",
     "columns": "The columns that tables have; others are left out ([left-out columns](../left-out-columns.md)).",
     "exclude": "The columns that are left out ([left-out columns](../left-out-columns.md)).",

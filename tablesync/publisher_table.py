@@ -137,7 +137,10 @@ class PublisherTable:
             mode = layouts.mode_of(definition.schema, definition.name)
             deletes = layouts.deletes_of(definition.schema, definition.name)
             metadata = layouts.metadata_of(definition.schema, definition.name)
-            target = target_table(definition, found.attnames, relation.path, choices, choice, mode, deletes, metadata)
+            truncate = layouts.truncate_of(definition.schema, definition.name)
+            target = target_table(
+                definition, found.attnames, relation.path, choices, choice, mode, deletes, metadata, truncate
+            )
             target = with_mask_key(target, stored(relation.definition))
             return Seen(found, definition, target, choice)
 

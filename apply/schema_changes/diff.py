@@ -241,7 +241,8 @@ class _Wanted:
             if column.name in key and column.number in masks and not masks[column.number].tells_values_apart:
                 raise self._copy_again(f'column "{column.name}", which is masked, joins its key')
         moves_key = set(key) != {renamed.get(name, name) for name in self._target.identity}
-        if moves_key and (self._target.history is not None or self._target.soft_deletes):
+        keeps = self._target.soft_deletes or self._target.truncate == "ignore"
+        if moves_key and (self._target.history is not None or keeps):
             raise self._copy_again("other columns identify its rows")
         return Change(after, alteration, moves_key)
 

@@ -21,7 +21,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.type_contract import RULES
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
-from pubsub.sql.layouts import Deletes, Mode
+from pubsub.sql.layouts import Deletes, Mode, Truncate
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.typechoices import TypeChoices
 
@@ -39,6 +39,7 @@ def target_table(
     mode: Mode = "mirror",
     deletes: Deletes = "hard",
     metadata: Metadata = (),
+    truncate: Truncate = "follow",
 ) -> TargetTable:
     """Return the Delta table for `definition`.
 
@@ -109,6 +110,7 @@ def target_table(
         key,
         qualified,
         soft_deletes=soft,
+        truncate=truncate,
         metadata=metadata,
         closed=closed,
         masks=masks,
@@ -227,9 +229,10 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     columns = [field.name for field in table.schema]
     history = {} if table.history is None else {"history": list(table.history)}
     deletes = {"deletes": "soft"} if table.soft_deletes else {}
+    truncate = {"truncate": table.truncate} if table.truncate != "follow" else {}
     metadata = {"metadata": table.metadata} if table.metadata else {}
-    known = {"columns": columns, "key": list(table.key), **history, **deletes, **metadata, "attributes": attributes}
-    return json.dumps(known, ensure_ascii=False)
+    known = {"columns": columns, "key": list(table.key), **history, **deletes, **truncate, **metadata}
+    return json.dumps(known | {"attributes": attributes}, ensure_ascii=False)
 
 
 def described_json(

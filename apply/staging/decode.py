@@ -35,8 +35,8 @@ Frames = Mapping[int, Sequence[rows.RowFrames]]
 class Wanted:
     """The changes of a batch that a table gets: those marked in `kept`, by seq (None: all), from seq `truncate_before` on.
 
-    `oids` are the publisher's relations that go to the table: several if a table was dropped and created again.  A table in mode
-    history gets all changes, and `emptied`: the TRUNCATEs among them.
+    `oids` are the publisher's relations that go to the table: several if a table was dropped and created again.  A table that a
+    TRUNCATE does not empty, one in mode history among them, gets all changes, and `emptied`: the TRUNCATEs among them.
     """
 
     destination: Destination
@@ -44,6 +44,11 @@ class Wanted:
     kept: Mask | None
     truncate_before: int | None
     emptied: Sequence[Truncation] = ()
+
+    @property
+    def empties(self) -> bool:
+        """Whether a TRUNCATE leaves something in the table, or takes something away, even if no row comes."""
+        return self.truncate_before is not None or bool(self.emptied and self.destination.table.truncate != "ignore")
 
     def select(self, frames: Sequence[rows.RowFrames]) -> list[rows.RowFrames]:
         """Leave out frames that the table holds already, and those that a later TRUNCATE removes."""
@@ -71,11 +76,11 @@ def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str
         emptied = batch.kept_truncations(of_name, *bounds)
         if bounds not in kept:
             kept[bounds] = batch.kept_rows(*bounds)
-        if destination.table.history is not None:
-            found.append(Wanted(destination, tuple(of_name), kept[bounds], None, emptied))
-            continue
-        truncate_before = max((one.seq for one in emptied), default=None)
-        found.append(Wanted(destination, tuple(of_name), kept[bounds], truncate_before))
+        truncate_before = None
+        if destination.table.history is None and destination.table.truncate == "follow":
+            truncate_before = max((one.seq for one in emptied), default=None)
+            emptied = ()
+        found.append(Wanted(destination, tuple(of_name), kept[bounds], truncate_before, emptied))
     return found
 
 

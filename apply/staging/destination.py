@@ -9,7 +9,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from apply.batch import Batch
+from apply.batch import Batch, Truncation
+from apply.staging.emptied import Emptied, with_deletions
 from apply.staging.fold import fold
 from apply.staging.own_columns import with_own
 from pubsub.delta.log.other_commits import OtherCommit
@@ -116,17 +117,19 @@ def folded_for(
     *,
     full: bool,
     truncate_before: int | None,
+    emptied: Sequence[Truncation],
     present: Present | None,
 ) -> Folded:
     """Fold the changes of one of the batch's tables.
 
+    `truncate_before` and `emptied`: as decode.Wanted has them.
     `present`: what the table holds, if it is looked up; of one that only Spark reads nothing is looked up, nor expected.
     Raises RowInTheWay if the table is not looked up, and must be; ProgramLimitExceeded for columns that no array holds (2 GB).
     """
 
     changes, leaving = with_own(changes, destination.table, batch)
 
-    def folded_with(present: Present | None) -> Folded:
+    def folded_with(present: Present | None, marking: Emptied | None) -> Folded:
         return fold(
             changes,
             destination.table.key or None,
@@ -135,15 +138,21 @@ def folded_for(
             present=present,
             upsert=destination.window is not None,
             leaving=leaving,
+            gives_way=destination.table.gives_way,
+            emptied=marking,
         )
 
     try:
+        marking = None
+        if destination.table.truncate == "soft" and emptied:
+            assert leaving is not None  # its deleted rows stay
+            changes, leaving, marking = with_deletions(changes, leaving, destination.table, batch, emptied)
         try:
-            folded = folded_with(present)
+            folded = folded_with(present, marking)
         except FeatureNotSupported:
             if present is None:
                 raise
-            folded = replace(folded_with(None), expected=None)
+            folded = replace(folded_with(None, marking), expected=None)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
         raise ProgramLimitExceeded("a column of the batch is too large", detail=str(error)) from error
     if folded.collisions is not None and folded.expected is not None:

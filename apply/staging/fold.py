@@ -17,7 +17,9 @@ subscriber skips it (worker.c: update_missing, delete_missing).
 A row that arrives where one exists is a collision; the caller decides what to do about it (conflicts).  Which rows the table
 has is looked up by `present`.  Without it the first touch of a key tells what it takes for granted: that a row has the key if
 the touch changes or deletes it, and that none has if one arrives.  `expected` has these keys, and whoever commits the change
-set looks whether it is so.
+set looks whether it is so.  Where a row may have stayed that the publisher does not have (a TRUNCATE that is ignored), an arrival
+takes nothing for granted: the row that stands leaves, and nothing is a collision.  Nor does one after a TRUNCATE whose rows stay,
+marked as deleted (emptied); there a change finds rows of the batch alone.
 
 Where deleted rows stay (own_columns), the last D of a key is an image, too, that leaves all values unchanged, and so is a key that
 a row leaves for good.  To everything else such a row is gone.
@@ -35,6 +37,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from apply.staging.emptied import Emptied
 from apply.staging.own_columns import Leaving
 from apply.staging.row_codes import dense, row_codes
 from apply.staging.touches import CODE_BITS, EventKeys, Touches, event_keys, no_identity, places_of, take, touches_of
@@ -66,6 +69,8 @@ def fold(
     present: Present | None = None,
     upsert: bool = False,
     leaving: Leaving | None = None,
+    gives_way: bool = False,
+    emptied: Emptied | None = None,
 ) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
@@ -73,11 +78,13 @@ def fold(
     FULL).  `truncate_before`: the `seq` of the table's last TRUNCATE in the batch; changes before it are void.  `present` looks
     up what the table holds; None: what it must hold is in `expected`.  `upsert`, with a key: rows that the batch inserts may be
     in the table already, and nothing is expected of it.  `leaving`, of a table whose deleted rows stay: from
-    own_columns.with_own, as the changes are.
+    own_columns.with_own, as the changes are.  `gives_way`, with a key: a row that stands where one arrives leaves.
+    `emptied`: from emptied.with_deletions, as the changes are.
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
-    counts = np.bincount(changes.op, minlength=max(INSERT, UPDATE, DELETE) + 1)
+    sent = changes.op if emptied is None else changes.op[~emptied.made]
+    counts = np.bincount(sent, minlength=max(INSERT, UPDATE, DELETE) + 1)
     truncated = truncate_before is not None
     if truncate_before is not None:
         before = changes.count
@@ -86,7 +93,7 @@ def fold(
     missing = collisions = differing = expected = None
     if key:
         (images, masked, deleted), missing, collisions, differing, expected = _fold_keyed(
-            changes, key, truncated, present, upsert, leaving
+            changes, key, truncated, present, upsert, leaving, gives_way, emptied
         )
         removed = _no_rows(changes)
     else:
@@ -99,7 +106,7 @@ def fold(
         masked=masked,
         deleted_keys=deleted,
         removed=removed,
-        insert_only=not (masked.num_rows or deleted.num_rows or removed.num_rows),
+        insert_only=emptied is None and not (masked.num_rows or deleted.num_rows or removed.num_rows),
         truncated=truncated,
         inserts=int(counts[INSERT]),
         updates=int(counts[UPDATE]),
@@ -108,6 +115,7 @@ def fold(
         collisions=collisions,
         differing=differing,
         expected=expected,
+        marks=None if emptied is None else emptied.marks,
     )
 
 
@@ -140,6 +148,8 @@ def _fold_keyed(
     present: Present | None,
     upsert: bool,
     leaving: Leaving | None,
+    gives_way: bool,
+    emptied: Emptied | None,
 ) -> tuple[
     tuple[pa.Table, pa.Table, pa.Table], Conflicting | None, Conflicting | None, Conflicting | None, Expected | None
 ]:
@@ -158,18 +168,24 @@ def _fold_keyed(
     keys = event_keys(changes, key)
     standing = _standing(keys, truncated, present, upsert)
     every = touches_of(changes, keys, standing)
+    # From this change on an arrival makes a row of the table leave, if there is one under its key.
+    anyway = 0 if gives_way else changes.count
+    if emptied is not None:
+        anyway = min(anyway, emptied.first)
+        every = replace(every, stands=every.stands & (every.event < emptied.first))
     touches = _without_skipped(every)
     missing = collisions = differing = None
     if not upsert:
         if touches is not every:
-            missing = _conflicting(changes, keys, np.setdiff1d(every.event, touches.event))
-        collisions = _conflicting(
-            changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()]
-        )
+            missing = _conflicting(changes, keys, _sent(np.setdiff1d(every.event, touches.event), emptied))
+        if not gives_way:
+            collisions = _conflicting(
+                changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()]
+            )
     first = touches.first()
     if standing is not None and present is not None:
         theirs = standing[places_of(keys, touches)] == THEIRS
-        differing = _conflicting(changes, keys, touches.event[first & touches.from_here & theirs])
+        differing = _conflicting(changes, keys, _sent(touches.event[first & touches.from_here & theirs], emptied))
     ends, left = touches.last() & touches.arrives, np.empty(0, np.int64)
     if leaving is not None:
         deletes = changes.op[touches.event] == DELETE
@@ -178,21 +194,30 @@ def _fold_keyed(
     final = np.sort(touches.event[ends])
     # A row marked as deleted, which no look at the table has shown, makes room for an inserted one.
     every_key = upsert or (leaving is not None and present is not None)
-    deleted = touches.only(first & (every_key | (changes.op[touches.event] != INSERT)))
+    deleted = touches.only(first & (every_key | (changes.op[touches.event] != INSERT) | (touches.event >= anyway)))
     deleted_at = places_of(keys, deleted)
     deleted_keys = pa.table(take(keys.columns, deleted_at[:0] if truncated else deleted_at))
     expected = None
     if standing is None:
         here = deleted.from_here
-        expected = Expected(
-            deleted_keys if here.all() else deleted_keys.filter(pa.array(here)), _free(changes, keys, touches, first)
-        )
+        standing_keys = deleted_keys if here.all() else deleted_keys.filter(pa.array(here))
+        either = deleted_keys.slice(0, 0)
+        free = first
+        if anyway < changes.count:
+            either = deleted_keys.filter(pa.array(~here & (deleted.event >= anyway)))
+            free = first & (touches.event < anyway)
+        expected = Expected(standing_keys, _free(changes, keys, touches, free), either)
     predecessor = _predecessors(keys, touches) if unchanged or left.size else np.empty(0, np.int64)
     if leaving is not None and left.size:
         values, unchanged, keys, predecessor = _with_left(values, unchanged, key, keys, predecessor, left, leaving)
         final = np.concatenate([final, np.arange(changes.count, changes.count + len(left))])
     images, masked = _images(values, unchanged, keys, predecessor, final, upsert)
     return (images, masked, deleted_keys), missing, collisions, differing, expected
+
+
+def _sent(events: Indices, emptied: Emptied | None) -> Indices:
+    """Leave out events that the publisher did not send."""
+    return events if emptied is None else events[~emptied.made[events]]
 
 
 def _standing(keys: EventKeys, truncated: bool, present: Present | None, upsert: bool) -> Indices | None:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from apply.batch import Batch
 from apply.conflicts import Conflicts, judge
-from apply.staging.decode import Wanted, decode, locating, no_relation, under_messages, wanted_by
+from apply.staging.decode import Wanted, decode, locating, no_changes, no_relation, under_messages, wanted_by
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.history import history
 from apply.staging.key_hash import key_hashes
@@ -111,6 +111,8 @@ def stage_in_parts(
     for work in works:
         if work.wanted.destination.table.history is not None:
             work.rewrites = False  # rows are only added
+        elif work.wanted.emptied and work.wanted.destination.table.key:
+            work.rewrites = True  # a key may be inserted again
         work.by_key = work.rewrites or work.wanted.destination.may_conflict
         if work.by_key and not (work.by_row and work.wanted.destination.may_conflict):
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
@@ -136,8 +138,11 @@ def stage_in_parts(
             _run(batch, picks, partitions, origin, chunk_bytes)
         for work in works:
             assert work.parts is not None
-            if work.wanted.emptied:
-                work.parts.add(history(None, batch, work.wanted.destination.table, work.wanted.emptied))
+            table = work.wanted.destination.table
+            if work.wanted.emptied and table.history is not None:
+                work.parts.add(history(None, batch, table, work.wanted.emptied))
+            elif work.wanted.empties:
+                _fold(batch, work, [no_changes(table)], origin, full=False)  # perhaps there is no other part
             one = work.parts.finish(work.wanted.destination, batch, work.conflicts)
             undo.callback(discard, one.staged)
             divided = work.divided
@@ -171,11 +176,7 @@ def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], c
                     work.rows += len(piece.starts)
                     work.rewrites |= bool((piece.data[piece.starts] != rows.INSERT).any())
     found = {id(work): work for work in works.values()}
-    return [
-        work
-        for key, work in found.items()
-        if key in changed or work.wanted.truncate_before is not None or work.wanted.emptied
-    ]
+    return [work for key, work in found.items() if key in changed or work.wanted.empties]
 
 
 def _partitions(batch: Batch, works: Sequence[_Work], origin: str, chunk_bytes: int) -> _Partitions:
@@ -382,6 +383,7 @@ def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, 
             batch,
             full=full,
             truncate_before=work.wanted.truncate_before,
+            emptied=work.wanted.emptied,
             present=work.present,
         )
         work.conflicts.add(judge(folded, batch, destination.table.relation, origin))

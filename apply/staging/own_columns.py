@@ -38,15 +38,25 @@ def with_own(changes: Changes, table: TargetTable, batch: Batch) -> tuple[Change
     if not table.metadata and not table.soft_deletes:
         return changes, None
     transactions = batch.transactions_of(changes.seq)
-    own = {name: _of(kind, changes, batch, transactions) for kind, name in table.metadata}
+    own = {name: _ops(changes) if kind == "op" else _of(kind, batch, transactions) for kind, name in table.metadata}
     leaving = None
     if table.soft_deletes:
-        ended = _of("commit_time", changes, batch, transactions)
+        leaving = own_of_deletions(table, batch, transactions)
         deleted = pa.array(changes.op == DELETE)
-        own[DELETED_AT] = pc.if_else(deleted, ended, pa.scalar(None, soft_deletes.FIELD.type))
-        ops = {name: pa.repeat(pa.scalar("D"), changes.count) for kind, name in table.metadata if kind == "op"}
-        leaving = {**own, DELETED_AT: ended, **ops}
+        own[DELETED_AT] = pc.if_else(deleted, leaving[DELETED_AT], pa.scalar(None, soft_deletes.FIELD.type))
     return with_columns(changes, table, own), leaving
+
+
+def own_of_deletions(table: TargetTable, batch: Batch, transactions: Indices) -> Leaving:
+    """Return what a table whose deleted rows stay has in its own columns of those that these transactions deleted.
+
+    `transactions`: for each row the place in the batch.
+    """
+    of_change = {
+        name: pa.repeat(pa.scalar("D"), len(transactions)) if kind == "op" else _of(kind, batch, transactions)
+        for kind, name in table.metadata
+    }
+    return {**of_change, DELETED_AT: _of("commit_time", batch, transactions)}
 
 
 def with_columns(changes: Changes, table: TargetTable, own: Mapping[str, pa.Array]) -> Changes:
@@ -66,13 +76,16 @@ def with_columns(changes: Changes, table: TargetTable, own: Mapping[str, pa.Arra
     return dataclasses.replace(changes, new=new, unchanged=unchanged)
 
 
-def _of(kind: str, changes: Changes, batch: Batch, transactions: Indices) -> pa.Array:
-    """Return what a metadata column of this kind has for each change; `transactions`: the places of theirs."""
-    if not changes.count:
+def _ops(changes: Changes) -> pa.Array:
+    """Return what a metadata column of the kind op has for each change."""
+    places = np.searchsorted(_OPS, changes.op).astype(np.int8)
+    return pa.DictionaryArray.from_arrays(pa.array(places), pa.array([chr(op) for op in _OPS])).cast(pa.string())
+
+
+def _of(kind: str, batch: Batch, transactions: Indices) -> pa.Array:
+    """Return what a metadata column of another kind has for changes of these transactions."""
+    if not len(transactions):
         return nulls(0, KINDS[kind])
-    if kind == "op":
-        places = np.searchsorted(_OPS, changes.op).astype(np.int8)
-        return pa.DictionaryArray.from_arrays(pa.array(places), pa.array([chr(op) for op in _OPS])).cast(pa.string())
     values = np.array([_OF_TRANSACTION[kind](one) for one in batch.transactions], np.int64)
     return pa.array(values[transactions]).cast(KINDS[kind])
 

@@ -65,7 +65,7 @@ def _stage_table(
 ) -> StagedTable | None:
     table, truncate_before = wanted.destination.table, wanted.truncate_before
     parts, full = decode(batch, wanted, frames, origin)
-    if not parts and truncate_before is None and not wanted.emptied:
+    if not parts and not wanted.empties:
         return None
     look_for_others(writers, wanted.destination)
     if table.history is not None:
@@ -73,7 +73,15 @@ def _stage_table(
         return _as_history(batch, wanted, history(changes, batch, table, wanted.emptied), writers)
     changes = rows.concat_changes(parts or [no_changes(table)])
     present = writers.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
-    folded = folded_for(wanted.destination, changes, batch, full=full, truncate_before=truncate_before, present=present)
+    folded = folded_for(
+        wanted.destination,
+        changes,
+        batch,
+        full=full,
+        truncate_before=truncate_before,
+        emptied=wanted.emptied,
+        present=present,
+    )
     conflicts = judge(folded, batch, table.relation, origin)
     number = changes.count if wanted.destination.window is None else 0
     staged = writers.write(table, folded, replace_all=truncate_before is not None, rows=number)

@@ -10,8 +10,8 @@ early:
 The parts stay in the reorder buffer until then, because early work may be in vain.  It is discarded, and the transaction is
 staged from its parts like any other, when
     - a subtransaction with changes in a part, or with a Relation message, is aborted;
-    - the transaction truncates, gives a table a new name, or changes rows of a table without a key, or of one in mode history or with
-      columns of its own;
+    - the transaction truncates, gives a table a new name, or changes rows of a table without a key, of one in mode history or with
+      columns of its own, or of one that does not follow TRUNCATE;
     - two parts touch the same key (compared by hashes), unless all of the table's changes are inserts;
     - a part changes a row that it has removed, or inserts one twice;
     - a table has changed by the end (its definition or its copy), has rows of others, or stops alone;
@@ -265,6 +265,8 @@ class Ahead:
                 return "a table keeps the history, which names the commit"
             if table.soft_deletes or table.metadata:
                 return "a table has columns of its own, which name the commit"
+            if table.gives_way:
+                return "rows may stand where new ones arrive"
             if table.closed:
                 return "columns of a table may be left out, which only the publisher's catalog tells apart"
             if not table.key and not inserts_only:

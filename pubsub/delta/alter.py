@@ -34,6 +34,7 @@ from pubsub.delta.table import (
     HISTORY,
     METADATA,
     STATISTICS,
+    TRUNCATE,
     Commit,
     TargetTable,
     another_history,
@@ -50,7 +51,7 @@ from pubsub.protocol.column_types import folded_name
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
-_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, METADATA, STATISTICS)
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, TRUNCATE, METADATA, STATISTICS)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
@@ -153,6 +154,7 @@ def _actions(
         schema.mapping(columns),
         history=table.history,
         soft_deletes=table.soft_deletes,
+        truncate=table.truncate,
         metadata=table.metadata,
         closed=table.closed,
         masks=replace(
@@ -195,7 +197,7 @@ def _definition(
     if partitioned_by is not None:
         table = replace(table, partitioned_by=tuple(partitioned_by))
     configuration = dict(log.properties)
-    for name in (STATISTICS, DELETES, METADATA):
+    for name in (STATISTICS, DELETES, TRUNCATE, METADATA):
         configuration.pop(name, None)
     configuration |= {**described(table), **properties}
     if table.mapped:

@@ -37,10 +37,14 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
+    from pubsub.sql.layouts import Truncate
+
 HISTORY: Final = "pubsub.history"
 """The property of a table in mode history: what identifies a row of the publisher's table, as JSON."""
 DELETES: Final = "pubsub.deletes"
 """The property of a table whose deleted rows stay: "soft"."""
+TRUNCATE: Final = "pubsub.truncate"
+"""The property of a table to which a TRUNCATE does something else than to empty it: what (Truncate)."""
 METADATA: Final = "pubsub.metadata"
 """The property of a table with metadata columns: their kinds and names, as JSON."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
@@ -70,6 +74,8 @@ class TargetTable:
     """In mode history (change_rows): the columns that identify a row of the publisher's table.  The table has no `key` then."""
     soft_deletes: bool = False
     """Whether deleted rows stay, marked (soft_deletes).  The table has a `key` then."""
+    truncate: Truncate = "follow"
+    """What a TRUNCATE does to it."""
     metadata: metadata_columns.Metadata = ()
     """The columns that say which change made a row.  The table has a `key` then."""
     closed: bool = False
@@ -83,6 +89,11 @@ class TargetTable:
     def identity(self) -> tuple[str, ...]:
         """The columns that identify a row of the publisher's table; () if there are none."""
         return self.key if self.history is None else self.history
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether a row that stands under the key of one that arrives leaves, since a TRUNCATE may have left it there."""
+        return self.truncate == "ignore" and bool(self.key)
 
     @property
     def bounded(self) -> tuple[str, ...]:
@@ -340,11 +351,12 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
 
 
 def mode_of(table: TargetTable) -> dict[str, str]:
-    """Return the properties that say which columns of its own the table has, and why; {} if it has none."""
+    """Return the properties that say which columns of its own the table has, and what stays in it; {} if nothing is to be said."""
     if table.history is not None:
         return {HISTORY: json.dumps(list(table.history), ensure_ascii=False)}
     metadata = {METADATA: json.dumps(table.metadata, ensure_ascii=False)} if table.metadata else {}
-    return metadata | ({DELETES: "soft"} if table.soft_deletes else {})
+    truncate = {TRUNCATE: table.truncate} if table.truncate != "follow" else {}
+    return metadata | truncate | ({DELETES: "soft"} if table.soft_deletes else {})
 
 
 def refuse_history(table: TargetTable, found: Mapping[str, str]) -> None:
@@ -482,6 +494,7 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
         key=tuple(known["key"]),
         history=None if history is None else tuple(history),
         soft_deletes=known.get("deletes") == "soft",
+        truncate=known.get("truncate", "follow"),
         metadata=_pairs(known.get("metadata", ())),
     )
 
@@ -494,8 +507,13 @@ def as_said(table: TargetTable, properties: Mapping[str, str]) -> TargetTable:
         key=tuple(json.loads(properties["pubsub.key"])),
         history=None if history is None else tuple(json.loads(history)),
         soft_deletes=properties.get(DELETES) == "soft",
+        truncate=_truncate(properties.get(TRUNCATE)),
         metadata=_pairs(json.loads(properties.get(METADATA, "[]"))),
     )
+
+
+def _truncate(said: str | None) -> Truncate:
+    return "ignore" if said == "ignore" else "soft" if said == "soft" else "follow"
 
 
 def _pairs(found: Iterable[Sequence[str]]) -> metadata_columns.Metadata:

@@ -1,5 +1,5 @@
-"""What the Delta tables of a subscription have, how they lie, and their names in a catalog: mode, deletes, metadata, columns,
-exclude, mask, partition_by, cluster_by, table_properties and register.
+"""What the Delta tables of a subscription have, how they lie, and their names in a catalog: mode, deletes, truncate, metadata,
+columns, exclude, mask, partition_by, cluster_by, table_properties and register.
 
     columns = 'public.users (id, name)'
     exclude = 'public.users (password), hr.* (salary)'
@@ -7,6 +7,7 @@ exclude, mask, partition_by, cluster_by, table_properties and register.
     mode = 'history'
     mode = 'public.payments (history), sales.* (mirror)'
     deletes = 'public.users (soft)'
+    truncate = 'public.users (soft), audit.* (ignore)'
     metadata = 'public.users (lsn, commit_time changed_at)'
     partition_by = 'public.orders (region), sales.* (country, kind)'
     cluster_by = 'public.customers (zip)'
@@ -15,12 +16,12 @@ exclude, mask, partition_by, cluster_by, table_properties and register.
     register = '* (lake.shop), public.orders (lake.shop.all_orders)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-properties, a mode, how rows are deleted, or kinds of metadata, each perhaps with a column's name, or a name in a catalog, in
-parentheses; a mode, a way to delete or a name without a table is that of all tables.  The element that says most about a table
-counts alone.  Only what is excluded is joined, and so are masks and properties, of which those of the element that says most go
-before.  A name is written as in SQL; values with other than letters and digits are in double quotes.  The options take effect when
-a Delta table is created, mode, deletes, metadata, columns, exclude and mask whenever a table is copied; changing them does not
-affect existing tables.  Register alone holds at once.
+a mode, how rows are deleted, what a TRUNCATE does, properties, or kinds of metadata, each perhaps with a column's name, or a name
+in a catalog, in parentheses; a mode, a way to delete or to truncate, or a name in a catalog stands without a table for all tables.
+The element that says most about a table counts alone.  Only what is excluded is joined, and so are masks and properties, of which
+those of the element that says most go before.  A name is written as in SQL; values with other than letters and digits are in double
+quotes.  The options take effect when a Delta table is created, mode, deletes, truncate, metadata, columns, exclude and mask
+whenever a table is copied; changing them does not affect existing tables.  Register alone holds at once.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ Deletes = Literal["hard", "soft"]
 #: The kinds of metadata, in the order of their columns (pubsub.delta.metadata_columns), with the names that these have by themselves.
 _METADATA: Final = {kind: f"_pubsub_{kind}" for kind in ("lsn", "commit_time", "xid", "op")}
 _DELETES: Final[Mapping[str, Deletes]] = {"hard": "hard", "soft": "soft"}
+#: What a TRUNCATE does.  follow: the table is emptied.  ignore: its rows stay as they are, until their keys come again.  soft: they
+#: are marked as deleted.
+Truncate = Literal["follow", "ignore", "soft"]
+_TRUNCATE: Final[Mapping[str, Truncate]] = {"follow": "follow", "ignore": "ignore", "soft": "soft"}
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
@@ -92,6 +97,7 @@ class Layout:
     properties: Mapping[str, str] = field(default_factory=dict)
     mode: Mode = "mirror"
     deletes: Deletes = "hard"
+    truncate: Truncate = "follow"
     columns: tuple[str, ...] = ()
     """The columns that it has; (): those that are published."""
     exclude: frozenset[str] = frozenset()
@@ -122,6 +128,7 @@ class Layouts:
     properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     modes: Mapping[Pattern, Mode] = field(default_factory=dict)
     deletes: Mapping[Pattern, Deletes] = field(default_factory=dict)
+    truncate: Mapping[Pattern, Truncate] = field(default_factory=dict)
     metadata: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
@@ -142,6 +149,7 @@ class Layouts:
         mask: str = "",
         deletes: str = "",
         metadata: str = "",
+        truncate: str = "",
         register: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
@@ -151,6 +159,7 @@ class Layouts:
             properties_of(table_properties),
             modes_of(mode),
             deletes_of(deletes),
+            truncate_of(truncate),
             metadata_of(metadata),
             columns_of("columns", columns),
             columns_of("exclude", exclude),
@@ -167,7 +176,7 @@ class Layouts:
     def of(self, schema: str, table: str) -> Layout:
         """Return a table's layout.
 
-        Raises PubsubError (0A000) if it would be partitioned and clustered, and as `deletes_of`.
+        Raises PubsubError (0A000) if it would be partitioned and clustered, and as `deletes_of` and `truncate_of`.
         """
         partition_by = _of_table(self.partition_by, schema, table, ())
         cluster_by = _of_table(self.cluster_by, schema, table, ())
@@ -187,6 +196,7 @@ class Layouts:
             properties=properties,
             mode=self.mode_of(schema, table),
             deletes=self.deletes_of(schema, table),
+            truncate=self.truncate_of(schema, table),
         )
 
     def choice_of(self, schema: str, table: str) -> Layout:
@@ -209,6 +219,26 @@ class Layouts:
                 f'table "{schema}.{table}" cannot have mode = history and deletes = soft',
                 detail="A history has a row of its own for each deleted one.",
                 hint="Name it in one of mode and deletes.",
+            )
+        return found
+
+    def truncate_of(self, schema: str, table: str) -> Truncate:
+        """Return what a TRUNCATE does to a table.
+
+        Raises PubsubError (0A000) if it does not empty it, and the table has a history; if it marks its rows, and a DELETE does not.
+        """
+        found = _of_table(self.truncate, schema, table, "follow")
+        if found != "follow" and self.mode_of(schema, table) == "history":
+            raise FeatureNotSupported(
+                f'table "{schema}.{table}" cannot have mode = history and truncate = {found}',
+                detail="A history keeps all rows, and has one that says that the table was emptied.",
+                hint="Name it in one of mode and truncate.",
+            )
+        if found == "soft" and self.deletes_of(schema, table) != "soft":
+            raise FeatureNotSupported(
+                f'table "{schema}.{table}" cannot have truncate = soft without deletes = soft',
+                detail="Its deleted rows leave it, and have no column for the time of their deletion.",
+                hint="Name it in deletes, too, or leave it out of truncate.",
             )
         return found
 
@@ -259,6 +289,7 @@ class Layouts:
             "table_properties": self.properties,
             "mode": self.modes,
             "deletes": self.deletes,
+            "truncate": self.truncate,
             "metadata": self.metadata,
             "columns": self.columns,
             "exclude": self.exclude,
@@ -344,6 +375,11 @@ def modes_of(text: str) -> dict[Pattern, Mode]:
 def deletes_of(text: str) -> dict[Pattern, Deletes]:
     """Parse deletes.  Raises PubsubError (22023) and SqlSyntaxError."""
     return _words_of("deletes", text, _DELETES, f"Rows are deleted {' or '.join(_DELETES)}.")
+
+
+def truncate_of(text: str) -> dict[Pattern, Truncate]:
+    """Parse truncate.  Raises PubsubError (22023) and SqlSyntaxError."""
+    return _words_of("truncate", text, _TRUNCATE, f"A TRUNCATE is one of {', '.join(_TRUNCATE)}.")
 
 
 def metadata_of(text: str) -> dict[Pattern, Mapping[str, str]]:

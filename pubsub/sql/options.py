@@ -27,6 +27,7 @@ from pubsub.sql.layouts import (
     patterns_of,
     properties_of,
     registers_of,
+    truncate_of,
 )
 from pubsub.sql.typechoices import TypeChoices
 
@@ -66,9 +67,9 @@ class SubscriptionOptions:
     `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command has set
     another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
-    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `metadata`,
-    `columns`, `exclude`, `mask`, `partition_by`, `cluster_by`, `table_properties` and `register` are those that Layouts parses,
-    and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive`
+    `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
+    `metadata`, `columns`, `exclude`, `mask`, `partition_by`, `cluster_by`, `table_properties` and `register` are those that
+    Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive`
     is a directory of the publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
     last day.
@@ -113,6 +114,7 @@ class SubscriptionOptions:
     table_properties: str = ""
     mode: str = ""
     deletes: str = ""
+    truncate: str = ""
     metadata: str = ""
     columns: str = ""
     exclude: str = ""
@@ -134,6 +136,7 @@ class SubscriptionOptions:
             self.mask,
             self.deletes,
             self.metadata,
+            self.truncate,
             self.register,
         )
 
@@ -175,6 +178,7 @@ STORED_OPTIONS: Final = (
     "table_properties",
     "mode",
     "deletes",
+    "truncate",
     "metadata",
     "columns",
     "exclude",
@@ -449,6 +453,12 @@ def _deletes(option: Option) -> str:
     return text
 
 
+def _truncate(option: Option) -> str:
+    text = _string(option)
+    truncate_of(text)
+    return text
+
+
 def _metadata(option: Option) -> str:
     text = _string(option)
     metadata_of(text)
@@ -507,6 +517,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "table_properties": _table_properties,
     "mode": _mode,
     "deletes": _deletes,
+    "truncate": _truncate,
     "metadata": _metadata,
     "columns": _columns_by_table,
     "exclude": _columns_by_table,

@@ -6,6 +6,7 @@ import datetime
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apply.batch import Truncation
+from apply.staging.emptied import with_deletions
 from apply.staging.fold import fold
 from apply.staging.own_columns import with_columns
 from pubsub.delta import soft_deletes
@@ -79,6 +82,7 @@ class History:
     table: dict[Row, Row]
     sent: list[Insert | Update | Delete] = field(default_factory=list)
     truncated_at: int | None = None
+    emptied: list[int] = field(default_factory=list)  # where a TRUNCATE marked all rows as deleted
     gone: set[Row] = field(default_factory=set)  # keys that some change of the batch left without a row
     marked: dict[Row, Row] = field(
         default_factory=dict
@@ -121,6 +125,11 @@ class History:
             self.table[row[: self.key_width]] = row
             self.gone.discard(row[: self.key_width])
 
+    def truncate_softly(self) -> None:
+        self.emptied.append(len(self.sent))
+        self.marked |= {key: (*row, _time_of_truncate(len(self.sent))) for key, row in self.table.items()}
+        self.table.clear()
+
     def truncate(self) -> None:
         self.truncated_at = len(self.sent)
         self.table.clear()
@@ -128,9 +137,49 @@ class History:
         self.marked.clear()
 
 
+@dataclass
+class Kept(History):
+    """The changes sent so far, and beside the publisher's table one to which no TRUNCATE is done."""
+
+    kept: dict[Row, Row] = field(default_factory=dict)
+
+    def insert(self, row: Row) -> None:
+        super().insert(row)
+        self.kept[row[: self.key_width]] = row
+
+    def delete(self, key: Row) -> None:
+        super().delete(key)
+        self.kept.pop(key, None)
+
+    def update(self, key: Row, row: Row, hide: tuple[bool, ...]) -> None:
+        if key in self.table:
+            self.kept.pop(key)
+            self.kept[row[: self.key_width]] = row
+        super().update(key, row, hide)
+
+    def truncate(self) -> None:
+        self.table.clear()
+
+
 def _time(change: int) -> datetime.datetime:
     """Return when the transaction of a change was committed."""
     return _AT + datetime.timedelta(seconds=change)
+
+
+def _time_of_truncate(before: int) -> datetime.datetime:
+    """Return when the transaction of a TRUNCATE before this change was committed."""
+    return _time(before) - datetime.timedelta(microseconds=1)
+
+
+@dataclass
+class Emptying:
+    """Stands for the transaction of a TRUNCATE (batch.Transaction)."""
+
+    before: int
+
+    @property
+    def committed_at(self) -> int:
+        return round(_time_of_truncate(self.before).timestamp() * 1_000_000)
 
 
 def applied(folded: Folded, target: dict[Row, Row], key_width: int, width: int) -> dict[Row, Row]:
@@ -185,7 +234,7 @@ steps = st.lists(
 )
 
 
-def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: bool) -> None:
+def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: bool, softly: bool = False) -> None:
     """Turn the draws of `steps` into changes that a publisher could send."""
     key_width = history.key_width
     for action, pick, other, value, hide, keep in chosen:
@@ -194,7 +243,7 @@ def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: boo
         key = present[pick % len(present)] if present and pick < 24 else keys[pick % len(keys)]
         row = history.table.get(key, key + value)
         changed = tuple(old if kept else new for old, new, kept in zip(row[key_width:], value, keep, strict=True))
-        known = key in history.table or key in history.gone or history.truncated_at is not None
+        known = key in history.table or key in history.gone or history.truncated_at is not None or history.emptied
         if action == "insert":
             free = [each for each in keys if each not in history.table]
             if free:
@@ -207,7 +256,7 @@ def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: boo
         elif action == "delete":
             history.delete(key)
         elif action == "truncate" and truncates:
-            history.truncate()
+            (history.truncate_softly if softly else history.truncate)()
 
 
 @settings(max_examples=300, deadline=None)
@@ -240,9 +289,37 @@ class Looked:
         raise AssertionError
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans())
+def test_rows_that_stay_after_a_truncate_give_way(data: st.DataObject, kind: str, full: bool, looked: bool) -> None:
+    """Whatever the table has from before: a row that arrives takes the place of one that stands."""
+    key_fields, keys = KEYS[kind]
+    width, names = len(key_fields), [f.name for f in key_fields]
+    before = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=2, max_size=4))
+    stay: dict[Row, Row] = {key: (*key, "stays", 0) for key in keys if key not in before}
+    live = {key: key + value for key, value in before.items()}
+    target = live | stay
+    history = Kept(key_fields + VALUES, width, full, live, kept=dict(target))
+    play(history, keys, data.draw(steps), truncates=True)
+    relation = Relation(T, "public", "t", "f", tuple(Column(0, f.name, Oid(25), -1) for f in history.fields))
+    log = FrameLog(block_bytes=300)
+    log.append([HEADER + write_message(message) for message in history.sent])
+    changes = decode_changes(split_by_relation(log.blocks()).get(T, []), relation, history.fields, key=names)
+    folded = fold(changes, names, full=full, present=Looked(target) if looked else None, gives_way=True)
+    assert folded.collisions is None
+    if folded.expected is not None:
+        standing = {tuple(row.values()) for row in folded.expected.standing.to_pylist()}
+        assert not folded.expected.free.num_rows
+        if not standing <= target.keys():
+            folded = fold(changes, names, full=full, present=Looked(target), gives_way=True)
+    assert applied(folded, target, width, len(history.fields)) == history.kept
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans(), st.booleans())
-def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, truncates: bool, looked: bool) -> None:
+@given(
+    st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.sampled_from(["no", "follow", "soft"]), st.booleans()
+)
+def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, truncates: str, looked: bool) -> None:
     """With the values that they had and the time when they went, until their key is inserted again."""
     key_fields, keys = KEYS[kind]
     width, names = len(key_fields), [f.name for f in key_fields]
@@ -250,7 +327,7 @@ def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, trun
     live = {key: key + value for key, value in before.items()}
     marked = {key: (*key, "was", 0, _time(-1)) for key in keys if key not in live}
     history = History(key_fields + VALUES, width, full, dict(live), marked=dict(marked))
-    play(history, keys, data.draw(steps), truncates=truncates)
+    play(history, keys, data.draw(steps), truncates=truncates != "no", softly=truncates == "soft")
     relation = Relation(T, "public", "t", "f", tuple(Column(0, f.name, Oid(25), -1) for f in history.fields))
     log = FrameLog(block_bytes=300)
     log.append([HEADER + write_message(message) for message in history.sent])
@@ -261,7 +338,12 @@ def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, trun
     deleted_at = pc.if_else(pa.array(changes.op == DELETE), ended, pa.scalar(None, ended.type))
     marked_changes = with_columns(changes, table, {soft_deletes.DELETED_AT: deleted_at})
     leaving = {soft_deletes.DELETED_AT: ended}
-    keywords: dict[str, Any] = {"full": full, "truncate_before": history.truncated_at, "leaving": leaving}
+    keywords: dict[str, Any] = {"full": full, "truncate_before": history.truncated_at}
+    if history.emptied:
+        batch: Any = SimpleNamespace(transactions=[Emptying(seq) for seq in history.emptied])
+        emptied = [Truncation(seq, (T,), place) for place, seq in enumerate(history.emptied)]
+        marked_changes, leaving, keywords["emptied"] = with_deletions(marked_changes, leaving, table, batch, emptied)
+    keywords["leaving"] = leaving
     folded = fold(marked_changes, names, present=None, **keywords)
     standing, free = set[Row](), set[Row]()
     if folded.expected is not None:
@@ -272,12 +354,19 @@ def test_deleted_rows_that_stay(data: st.DataObject, kind: str, full: bool, trun
     if looked or not standing <= live.keys() or free & live.keys():
         folded = fold(marked_changes, names, present=Looked(live), **keywords)
         free = set()
+    elif folded.expected is not None:
+        free |= {tuple(row.values()) for row in folded.expected.either.to_pylist()}
+    assert folded.collisions is None
+    assert folded.inserts + folded.updates + folded.deletes == len(history.sent)
     result = {} if folded.truncated else {key: (*row, None) for key, row in live.items()} | marked
     for key in free:
         result.pop(key, None)
     gone = folded.deleted_keys if folded.expected is None else folded.expected.standing
     for row in gone.to_pylist():
         result.pop(tuple(row.values()), None)
+    if folded.marks is not None:
+        (value,) = (one.as_py() for one in folded.marks.values())
+        result = {key: (*row[:-1], value) if row[-1] is None else row for key, row in result.items()}
     rows = [tuple(row.values()) for row in folded.images.to_pylist()]
     for image in folded.masked.to_pylist():
         filled = list(image.values())[: len(schema)]

@@ -70,6 +70,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "mode": st.sampled_from(["", "history", "public.t (history), s.* (mirror)"]),
     "deletes": st.sampled_from(["", "soft", "public.t (soft), s.* (hard)"]),
     "register": st.sampled_from(["", "lake", "lake.shop", 'public.t (lake.shop."All of it"), * (spark_catalog.s)']),
+    "truncate": st.sampled_from(["", "ignore", "public.t (ignore), s.* (soft), * (follow)"]),
     "metadata": st.sampled_from(["", "* (lsn)", 'public.t (op, commit_time "changed at"), s.* (xid x)']),
     "columns": st.sampled_from(["", 'public.t (a, "B b")']),
     "exclude": st.sampled_from(["", "s.* (a), public.t (b)"]),

@@ -27,11 +27,23 @@ CREATE TRIGGER watch AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EX
 """
 
 
-def watch(table: str, key: str = "id") -> str:
-    """Return SQL that makes the triggers."""
+#: Does the same with all rows that a TRUNCATE takes.
+WATCH_TRUNCATE = """
+CREATE FUNCTION empty_{table}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO gone_{table} SELECT clock_timestamp(), taken.* FROM {table} taken;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER empty BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION empty_{table}();
+"""
+
+
+def watch(table: str, key: str = "id", *, truncate: bool = False) -> str:
+    """Return SQL that makes the triggers; `truncate`: what is truncated is kept, too."""
     names = [name.strip() for name in key.split(",")]
     old, new = (", ".join(f"{row}.{name}" for name in names) for row in ("OLD", "NEW"))
-    return WATCH.format(table=table, key=key, old=old, new=new)
+    made = WATCH.format(table=table, key=key, old=old, new=new)
+    return made + WATCH_TRUNCATE.format(table=table) if truncate else made
 
 
 def assert_soft(

@@ -38,7 +38,7 @@ def only_live(log: TableLog, table: TargetTable, found: Iterable[Found]) -> Iter
 
 def _live(log: TableLog, table: TargetTable, found: Found) -> Mask:
     count = len(found.positions)
-    known = True if not table.soft_deletes else _known(log, table, found.file)
+    known = True if not table.soft_deletes else known_live(log, table, found.file)
     if known is not None:
         return np.full(count, known)
     live = np.empty(count, np.bool_)
@@ -51,7 +51,7 @@ def _live(log: TableLog, table: TargetTable, found: Found) -> Mask:
     return live
 
 
-def _known(log: TableLog, table: TargetTable, file: AddFile) -> bool | None:
+def known_live(log: TableLog, table: TargetTable, file: AddFile) -> bool | None:
     """Return what a file's statistics say: all of its rows are live, or none is; None: either may be."""
     name = table.stored_name(DELETED_AT)
     if DELETED_AT in table.partitioned_by:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -79,12 +79,15 @@ class _Number(str):
     __slots__ = ()
 
 
-def loosened(stats: str | None, rows: int) -> str:
+def loosened(stats: str | None, rows: int, without_nulls: Collection[str] = ()) -> str:
     """Return a file's statistics with `rows` as numRecords, marked as not tight, since a row at a bound may be deleted.
 
+    `without_nulls`: columns, by their physical names, that are NULL in no row that is left, which such statistics may say.
     All else stays as it is written: a decimal that went through a float would no longer be a bound of the file's rows.
     """
     text: Any = json.loads(stats, parse_float=_Number, parse_int=_Number, parse_constant=_Number) if stats else {}
+    if without_nulls:
+        text |= {"nullCount": (text.get("nullCount") or {}) | dict.fromkeys(without_nulls, 0)}
     return _as_text(text | {"numRecords": rows, "tightBounds": False})
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
 from pubsub.delta.files import data_files, file_rows, key_set, marked_rows
 from pubsub.delta.files.bounded_rows import ScatteredRows
@@ -48,6 +47,7 @@ from pubsub.delta.writers.changeset import (
     NotAsExpected,
 )
 from pubsub.delta.writers.expectations import Inserted
+from pubsub.delta.writers.leaving_rows import Gone, by_file, marked
 from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.arrow_arrays import Indices
 
@@ -59,13 +59,13 @@ _SOUGHT_BYTES: Final = 256 << 20
 class _Leaving:
     """The rows that leave the table at one version of its log, and the keys for which they were found (None: there are none).
 
-    `marked`: rows, marked as deleted, whose keys arrive again.
+    `others`: rows that make room for the keys that arrive: they are marked as deleted, or may stand (Expected.either).
     """
 
     version: int
     keys: KeySet | None
     rows: Sequence[Found]
-    marked: Sequence[Found] = ()
+    others: Sequence[Found] = ()
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class DirectStaged:
 
     `deleted_keys`: those whose rows leave; with `all_stand` the table must have a row under each.  `removed`: rows that leave a
     table without a key, all of which it must have.  `free_keys` and `inserted`: keys under which it must have none.
+    `either_keys`: those under which it may have one, which leaves.  `marks`: see Folded.
     """
 
     table: TargetTable
@@ -86,7 +87,9 @@ class DirectStaged:
     removed: pa.Table | None = None
     all_stand: bool = False
     free_keys: pa.Table | None = None
+    either_keys: pa.Table | None = None
     inserted: Inserted | None = None
+    marks: Mapping[str, pa.Scalar] | None = None
     leaving: _Leaving | None = None
     still_holds: Callable[[], bool] | None = None
     """For a table that others write, too: returns whether the rows that were looked up are still the same."""
@@ -111,8 +114,8 @@ def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
     """Return whether rows can be added here, and with `rewrites` also changed and deleted.  `log` must be refreshed."""
     if log.unsupported() is not None:
         return False
-    # A row that arrives may take the place of one that is marked as deleted.
-    if not rewrites and not table.soft_deletes:
+    # A row that arrives may take the place of one that is marked as deleted, or has stayed.
+    if not rewrites and not table.soft_deletes and not table.gives_way:
         return True
     if not table.key:
         return False
@@ -141,6 +144,8 @@ def staged_of(
         removed=folded.removed if folded.removed.num_rows else None,
         all_stand=expected is not None,
         free_keys=expected.free if expected is not None and expected.free.num_rows else None,
+        either_keys=expected.either if expected is not None and expected.either.num_rows else None,
+        marks=folded.marks,
     )
 
 
@@ -191,7 +196,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             raise
         staged.added = []
         staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
-        staged.free_keys = staged.inserted = staged.leaving = None
+        staged.free_keys = staged.either_keys = staged.inserted = staged.leaving = None
 
     with log.writing:
         commit_retrying(_what(staged.table), attempt)
@@ -303,15 +308,22 @@ def _changes(staged: DirectStaged) -> _Changes:
         else:
             leaving = _leaving(staged)
             if staged.masked is not None and leaving.keys is not None:
-                images = _completed(log, staged, leaving.keys, leaving.rows)
-                completed = data_files.write(staged.table, images, several=True)
-                changes.made += data_files.paths(log.table, completed)
-                changes.actions += completed
-            _mark(log, [*leaving.rows, *leaving.marked], now, changes)
+                _write(staged, changes, _completed(log, staged, leaving.keys, leaving.rows))
+            gone = by_file([*leaving.rows, *leaving.others])
+            if staged.marks is not None:
+                _write(staged, changes, marked(log, staged.table, staged.marks, gone))
+            _mark(log, gone.values(), now, changes)
     except BaseException:
         data_files.remove(changes.made)
         raise
     return changes
+
+
+def _write(staged: DirectStaged, changes: _Changes, rows: Iterable[pa.Table]) -> None:
+    """Write rows to data files of the commit."""
+    added = data_files.write(staged.table, rows, several=True)
+    changes.made += data_files.paths(staged.log.table, added)
+    changes.actions += added
 
 
 def _leaving(staged: DirectStaged) -> _Leaving:
@@ -320,7 +332,7 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     if staged.leaving is None or staged.leaving.version != log.version:
         wanted: KeySet | None = None
         found: Sequence[Found] = ()
-        marked: list[Found] = []
+        others: list[Found] = []
         if staged.removed is not None:
             found = _find_copies(log, staged)
         if staged.deleted_keys is not None:
@@ -330,10 +342,12 @@ def _leaving(staged: DirectStaged) -> _Leaving:
                 found = list(marked_rows.only_live(log, table, found))
                 expectations.require_standing(wanted, found)
         if staged.free_keys is not None:
-            marked += expectations.require_free(log, table, staged.free_keys)
+            others += expectations.require_free(log, table, staged.free_keys)
+        if staged.either_keys is not None:
+            others += expectations.rows_under(log, table, staged.either_keys)
         if staged.inserted is not None:
-            marked += expectations.require_inserted_free(log, table, staged.inserted)
-        staged.leaving = _Leaving(log.version, wanted, found, marked)
+            others += expectations.require_inserted_free(log, table, staged.inserted)
+        staged.leaving = _Leaving(log.version, wanted, found, others)
     return staged.leaving
 
 
@@ -389,23 +403,19 @@ def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _mark(log: TableLog, found: Sequence[Found], now: int, changes: _Changes) -> None:
-    """Remove the found rows: remove files that lose their last row, and give the others a new deletion vector."""
-    marked: list[tuple[AddFile, BitMap64]] = []
-    by_file: dict[str, list[Found]] = {}
-    for one in found:
-        by_file.setdefault(one.file.path, []).append(one)
-    for one, *others in by_file.values():
+def _mark(log: TableLog, gone: Iterable[Gone], now: int, changes: _Changes) -> None:
+    """Remove rows: remove files that lose their last row, and give the others a new deletion vector."""
+    left: list[Gone] = []
+    for one in gone:
         changes.actions.append(remove_action(one.file, now))
-        bitmap = BitMap64(np.concatenate([some.positions for some in (one, *others)]).astype(np.uint64))
-        if one.file.deleted + len(bitmap) == file_rows.rows_in(log, one.file):
-            continue
-        marked.append((one.file, bitmap if one.vector is None else bitmap | one.vector))
-    if not marked:
+        if one.file.deleted + len(one.positions) < file_rows.rows_in(log, one.file):
+            left.append(one)
+    if not left:
         return
-    path, descriptors = deletion_vectors.write(log.table, [bitmap for _, bitmap in marked])
+    path, descriptors = deletion_vectors.write(log.table, [one.all for one in left])
     changes.made.append(path)
-    for (file, _), descriptor in zip(marked, descriptors, strict=True):
+    for one, descriptor in zip(left, descriptors, strict=True):
+        file = one.file
         changes.actions.append(
             {
                 "add": {
@@ -414,7 +424,7 @@ def _mark(log: TableLog, found: Sequence[Found], now: int, changes: _Changes) ->
                     "size": file.size,
                     "modificationTime": file.modification_time,
                     "dataChange": True,
-                    "stats": loosened(file.stats, file_rows.rows_in(log, file)),
+                    "stats": loosened(file.stats, file_rows.rows_in(log, file), one.without_nulls),
                     "deletionVector": descriptor,
                     **_tags(file),
                     **file.kept,

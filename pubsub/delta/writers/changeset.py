@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -56,10 +57,12 @@ class Expected:
     """What a batch that was folded without a look at the table takes for granted, as tables of the key's columns.
 
     `standing`: distinct keys under which the table has a row, which leaves it.  `free`: distinct keys under which it has none.
+    `either`: distinct keys under which it may have one, which leaves it then.
     """
 
     standing: pa.Table
     free: pa.Table
+    either: pa.Table
 
 
 class NotAsExpected(Exception):
@@ -88,6 +91,8 @@ class Folded:
     where a row exists.  `differing`: updates and deletes, carried out, of rows that others wrote.  None if there are none.
 
     `expected`: what all of this takes for granted about the table.  None if the table was looked up, or if nothing is.
+
+    `marks`: what live rows of the table that do not leave it get in columns of its own, by name: they are marked as deleted.
     """
 
     images: pa.Table
@@ -103,3 +108,4 @@ class Folded:
     collisions: Conflicting | None = None
     differing: Conflicting | None = None
     expected: Expected | None = None
+    marks: Mapping[str, pa.Scalar] | None = None

@@ -5,6 +5,7 @@ table that lacks the one or has the other would end with two rows of one key, or
 not committed: it is staged again, with a look at the table for each key, and conflicts are judged as PostgreSQL judges them.
 
     standing    their rows leave the table, so they are sought in any case
+    either      likewise, where a row may have stayed that the publisher does not have; that there is none is as well
     free        mostly new keys: files whose statistics exclude them are not opened, and the others are asked as for standing ones
 
 The keys of inserted rows are kept by the batch's data files, which are read again if statistics do not decide.  Blocks.
@@ -42,10 +43,12 @@ _SECRET: Final = Secret.of(b"")
 class Inserted:
     """Data files of a batch, in no log yet, whose rows are all inserted: the table has none of their keys, nor has another row.
 
-    `ranges`: the least and greatest first key column of each part that was staged; None if they are not integers.
+    `gives_way`: the table may have rows with their keys, which leave it.  `ranges`: the least and greatest first key column of
+    each part that was staged; None if they are not integers.
     """
 
     files: Sequence[Action] = ()
+    gives_way: bool = False
     ranges: list[Range] | None = field(default_factory=list)
 
     def add(self, keys: pa.Table) -> None:
@@ -71,24 +74,30 @@ def require_free(log: TableLog, table: TargetTable, keys: pa.Table) -> list[Foun
 
     Return the rows with these keys that are marked as deleted: they make room.  `log` must be refreshed.
     """
-    if not keys.num_rows:
-        return []
-    span = _range(keys)
-    if span is not None and not _may_have(log, table, span):
-        return []
-    wanted = KeySet(keys)
-    if not wanted.distinct:
-        raise NotAsExpected("two rows have one key")
     marked = []
-    for live, deleted in marked_rows.divided(log, table, find(log, wanted, table)):
+    for live, deleted in marked_rows.divided(log, table, rows_under(log, table, keys)):
         if len(live.positions):
             raise NotAsExpected("a row is in the way")
         marked.append(deleted)
     return marked
 
 
+def rows_under(log: TableLog, table: TargetTable, keys: pa.Table) -> Iterator[Found]:
+    """Yield the rows of the table that have one of these keys.  Raises NotAsExpected if two of the keys are equal.
+
+    `log` must be refreshed.
+    """
+    span = _range(keys) if keys.num_rows else None
+    if not keys.num_rows or (span is not None and not _may_have(log, table, span)):
+        return
+    wanted = KeySet(keys)
+    if not wanted.distinct:
+        raise NotAsExpected("two rows have one key")
+    yield from find(log, wanted, table)
+
+
 def require_inserted_free(log: TableLog, table: TargetTable, inserted: Inserted) -> list[Found]:
-    """As `require_free`, for the keys in data files that are in no log yet."""
+    """As `require_free`, for the keys in data files that are in no log yet; with `gives_way` return all rows with these keys."""
     ranges = inserted.ranges
     if ranges is not None and _apart(ranges) and not any(_may_have(log, table, one) for one in ranges):
         return []
@@ -98,7 +107,8 @@ def require_inserted_free(log: TableLog, table: TargetTable, inserted: Inserted)
     for number in range(times):
         keys = list(_keys_in(log, table, inserted.files, number, times))
         if keys:
-            marked += require_free(log, table, pa.Table.from_batches(keys).combine_chunks())
+            look = rows_under if inserted.gives_way else require_free
+            marked += look(log, table, pa.Table.from_batches(keys).combine_chunks())
     return marked
 
 

@@ -9,6 +9,7 @@ too (expectations).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -69,11 +70,18 @@ class DirectParts:
     def add(self, folded: Folded) -> None:
         if (expected := folded.expected) is not None:
             # Then each key that a row arrives under is that of an image.
-            self._inserts_only &= folded.insert_only and expected.free.num_rows == folded.images.num_rows
+            arriving = expected.either if expected.either.num_rows else expected.free
+            self._inserts_only &= (
+                not (expected.standing.num_rows or folded.masked.num_rows)
+                and arriving.num_rows == folded.images.num_rows
+                and (self._inserted is None or self._inserted.gives_way == (arriving is expected.either))
+            )
             if self._inserts_only:
-                self._inserted = self._inserted or Inserted()
-                self._inserted.add(expected.free)
-                folded = replace(folded, expected=Expected(expected.standing, expected.free.schema.empty_table()))
+                if arriving.num_rows:
+                    self._inserted = self._inserted or Inserted(gives_way=arriving is expected.either)
+                    self._inserted.add(arriving)
+                none = arriving.schema.empty_table()
+                folded = replace(folded, deleted_keys=none, expected=Expected(none, none, none))
             else:
                 self._end_of_inserts()
         self._rest.add(folded)
@@ -195,7 +203,9 @@ class Rest:
         self._truncated = False
         self._standing: list[pa.Table] = []
         self._free: list[pa.Table] = []
+        self._either: list[pa.Table] = []
         self._expects = False
+        self._marks: Mapping[str, pa.Scalar] | None = None
 
     def add(self, folded: Folded) -> None:
         for kept, part in (
@@ -212,10 +222,12 @@ class Rest:
         ]
         self._insert_only &= folded.insert_only
         self._truncated |= folded.truncated
+        self._marks = folded.marks or self._marks
         if (expected := folded.expected) is not None:
             self._expects = True
             self._standing.append(expected.standing)
             self._free.append(expected.free)
+            self._either.append(expected.either)
 
     def joined(self, table: TargetTable) -> Folded:
         """Return the parts joined into one, with empty `images`."""
@@ -230,9 +242,10 @@ class Rest:
             inserts=self._counts[0],
             updates=self._counts[1],
             deletes=self._counts[2],
-            expected=Expected(pa.concat_tables(self._standing), pa.concat_tables(self._free))
+            expected=Expected(*map(pa.concat_tables, (self._standing, self._free, self._either)))
             if self._expects
             else None,
+            marks=self._marks,
         )
 
 

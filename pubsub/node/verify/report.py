@@ -22,7 +22,7 @@ class TableReport:
     """One table's result, in the terms of catalog.records.Verification.
 
     `version`: of the Delta table that was compared.  `expected`: differences that its publications explain, since they do not
-    publish every operation.  `shown`: some of the rows that differ.
+    publish every operation, or the option truncate.  `shown`: some of the rows that differ.
     """
 
     relation: str

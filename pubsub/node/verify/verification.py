@@ -348,9 +348,10 @@ class _Tables:
             known = typed(error)
             return TableReport(name, "failed", lsn, version, reason=known.message, hint=known.hint)
         operations = self._point.published.operations.get(Oid(relation.relid))
-        report = _without_masked(_reported(name, lsn, version, found, operations), relation)
+        explained = _explained(relation, operations)
+        report = _without_masked(_reported(name, lsn, version, found, explained), relation)
         if self._wanted.repair and report.outcome == "different":
-            if operations is not None and operations.left_out:
+            if explained is not None:
                 reason = f"{report.reason}; it is not repaired, since rows that are meant to differ would be lost"
                 return replace(report, reason=reason)
             name = quote_qualified(relation.schema, relation.name)
@@ -402,7 +403,28 @@ class _Tables:
                 showing.cancel()
 
 
-def _reported(name: str, lsn: Lsn, version: int, found: Found, operations: Operations | None) -> TableReport:
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """Why rows of a table may differ, and of which kinds of differences that may be the reason."""
+
+    reason: str
+    kinds: frozenset[str]
+
+
+def _explained(relation: SubscriptionRel, operations: Operations | None) -> _Explained | None:
+    left_out = operations.left_out if operations is not None else ()
+    stay = relation.truncate == "ignore"
+    if not left_out and not stay:
+        return None
+    reasons = [f"its publications do not publish {', '.join(left_out)}"] if left_out else []
+    if stay:
+        reasons.append("what was truncated stays in it")
+    # Rows that were deleted stay here if that is not published; without updates any row may be an older one.
+    only_extra = not {"insert", "update"} & set(left_out)
+    return _Explained(", and ".join(reasons), frozenset(["extra"] if only_extra else ["missing", "extra", "different"]))
+
+
+def _reported(name: str, lsn: Lsn, version: int, found: Found, explained: _Explained | None) -> TableReport:
     report = TableReport(
         name,
         "different" if found.differs else "equal",
@@ -417,16 +439,11 @@ def _reported(name: str, lsn: Lsn, version: int, found: Found, operations: Opera
         ranges_left=found.ranges_left,
         shown=tuple(found.shown),
     )
-    left_out = operations.left_out if operations is not None else ()
-    if not found.differs or not left_out:
+    if not found.differs or explained is None:
         return report
-    # Rows that were deleted stay here if that is not published; without updates any row may be an older one.
-    explained = {"extra"} if not {"insert", "update"} & set(left_out) else {"missing", "extra", "different"}
     counts = {kind: getattr(report, kind) for kind in ("missing", "extra", "different")}
-    expected = sum(count for kind, count in counts.items() if kind in explained)
-    reason = (
-        f"its publications do not publish {', '.join(left_out)}: {expected} of the rows that differ may do so for that"
-    )
+    expected = sum(count for kind, count in counts.items() if kind in explained.kinds)
+    reason = f"{explained.reason}: {expected} of the rows that differ may do so for that"
     if expected == sum(counts.values()) and not found.ranges_left:
         return replace(report, outcome="equal", expected=expected, reason=reason)
     return replace(report, expected=expected, reason=reason)

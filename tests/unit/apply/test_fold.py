@@ -121,6 +121,25 @@ def test_truncate() -> None:
     assert last.images.column_names == ["k", "v"]
 
 
+def expected_of(folded: Folded) -> tuple[list[Any], ...]:
+    assert folded.expected is not None
+    keys = folded.expected.standing, folded.expected.free, folded.expected.either
+    return tuple(sorted(one.column("k").to_pylist()) for one in keys)
+
+
+def test_a_row_that_stands_gives_way() -> None:
+    """It may have stayed after a TRUNCATE; what the batch itself inserted, too."""
+    events = ("I", 1, "a"), ("I", 1, "b"), ("U", 2, UNSENT, 3), ("I", 2, "c"), ("U", 2, "d", 4), ("D", 5, None)
+    folded = keyed(*events, gives_way=True)
+    assert sorted(rows(folded.images)) == [(1, "b"), (2, "d")]
+    assert folded.masked.num_rows == 0
+    assert folded.collisions is None
+    assert deleted(folded) == [1, 2, 3, 4, 5]
+    assert expected_of(folded) == ([3, 4, 5], [], [1, 2])
+    assert keyed(*events).collisions is not None
+    assert expected_of(keyed(*events)) == ([3, 4, 5], [1, 2], [])
+
+
 def test_nothing() -> None:
     empty = changes()
     for folded in (fold(empty, ["k"], full=False), fold(empty, None, full=True)):

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apply.conflicts import UniqueViolation
+from apply.conflicts import ConflictType, UniqueViolation
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
+from pubsub.delta.soft_deletes import FIELD
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Folded
 from pubsub.errors import (
@@ -112,6 +113,87 @@ def test_a_truncate_voids_what_came_before_it() -> None:
     assert b.delta.staged[found["a"].staged.directory][1].images.to_pylist() == [{"id": 2, "v": "y"}]
     assert found["b"].staged.replace_all
     assert b.delta.staged[found["b"].staged.directory][1].images.num_rows == 0
+
+
+@pytest.mark.parametrize("whole", [None, 100])
+def test_a_truncate_that_is_ignored(whole: int | None) -> None:
+    """Its rows stay, and give way to those that come again, also in a batch in parts; alone it is no change."""
+    b = Bench(replace(target("a"), truncate="ignore"), replace(target("b", key=()), truncate="ignore"))
+    b.whole = whole
+    b.send(A, relation(B.oid, "b", identity="f"), truncate(A.oid, B.oid))
+    assert b.stage() == {}
+    b.send(insert(A.oid, 1, "x"), insert(A.oid, 2, "x"), insert(B.oid, 1, "x"), truncate(A.oid, B.oid))
+    b.send(insert(A.oid, 1, "y"), insert(B.oid, 1, "x"), truncate(A.oid), insert(A.oid, 1, "z"), delete(A.oid, 3, None))
+    found = b.stage()
+    staged = {path: b.delta.staged[found[path].staged.directory] for path in found}
+    assert not staged["a"][2]
+    assert not staged["b"][2]
+    assert sorted(row["v"] for row in staged["a"][1].images.to_pylist()) == ["x", "z"]
+    assert sorted(staged["a"][1].deleted_keys.column("id").to_pylist()) == [1, 2, 3]
+    expected = staged["a"][1].expected
+    assert expected is not None
+    assert sorted(expected.either.column("id").to_pylist()) == [1, 2]
+    assert (expected.standing.num_rows, expected.free.num_rows) == (1, 0)
+    assert staged["b"][1].images.num_rows == 2
+    assert (found["a"].inserts, found["a"].deletes, found["b"].inserts) == (4, 1, 2)
+
+
+SOFT = replace(
+    target(
+        "a",
+        pa.field("id", pa.int64(), False),
+        pa.field("v", pa.string()),
+        pa.field("lsn", pa.int64()),
+        pa.field("op", pa.string()),
+        FIELD,
+    ),
+    soft_deletes=True,
+    truncate="soft",
+    metadata=(("lsn", "lsn"), ("op", "op")),
+)
+
+
+@pytest.mark.parametrize("whole", [None, 100])
+def test_a_truncate_that_marks(whole: int | None) -> None:
+    """It deletes what the batch has until then, with its own LSN; of other rows it is said what they get."""
+    b = Bench(SOFT)
+    b.whole = whole
+    b.send(A, insert(A.oid, 1, "a"), update(A.oid, 2, "b"), delete(A.oid, 4, None), update(A.oid, 6, UNCHANGED))
+    b.send(truncate(A.oid), insert(A.oid, 1, "c"), insert(A.oid, 3, "d"))
+    b.send(truncate(A.oid, A.oid), insert(A.oid, 3, "e"), update(A.oid, 7, "missing"), insert(A.oid, 8, "f"))
+    b.send(update(A.oid, 9, "moved", old=(8, None)))
+    staged = b.stage()["a"]
+    _, folded, replace_all = b.delta.staged[staged.staged.directory]
+    assert not replace_all
+    names = ("id", "v", "lsn", "op")
+    assert sorted(tuple(row[name] for name in names) for row in folded.images.to_pylist()) == [
+        (1, "c", 300, "D"),
+        (2, "b", 200, "D"),
+        (3, "e", 300, "I"),
+        (8, "f", 400, "D"),
+        (9, "moved", 400, "U"),
+    ]
+    masked = sorted(tuple(row[name] for name in names) for row in folded.masked.to_pylist())
+    assert masked == [(4, None, 100, "D"), (6, None, 200, "D")]
+    expected = folded.expected
+    assert expected is not None
+    found = [sorted(one.column("id").to_pylist()) for one in (expected.standing, expected.free, expected.either)]
+    assert found == [[2, 4, 6], [1], [3, 8, 9]]
+    assert folded.marks is not None
+    assert [folded.marks[name].as_py() for name in ("lsn", "op")] == [200, "D"]
+    assert staged.conflicts.counts == {ConflictType.UPDATE_MISSING: 1}
+    assert (staged.inserts, staged.updates, staged.deletes) == (5, 4, 1)
+
+
+@pytest.mark.parametrize("whole", [None, 100])
+def test_a_truncate_that_marks_comes_alone(whole: int | None) -> None:
+    b = Bench(SOFT, target("b"))
+    b.whole = whole
+    b.send(A, B, *(insert(B.oid, number, "x" * 50) for number in range(9)), truncate(A.oid))
+    _, folded, replace_all = b.delta.staged[b.stage()["a"].staged.directory]
+    assert (folded.images.num_rows, folded.deleted_keys.num_rows, replace_all) == (0, 0, False)
+    assert folded.marks is not None
+    assert folded.marks["lsn"].as_py() == 100
 
 
 def test_a_truncate_after_an_alter_needs_no_new_column() -> None:

@@ -64,7 +64,7 @@ class Table:
         sink = self.stage.parts(self.target, rewrites=any(op != INSERT for op, _ in parts), replace_all=False)
         assert isinstance(sink, DirectParts)
         for op, numbers in parts:
-            sink.add(fold(self.changes(op, numbers), ["k"], full=False))
+            sink.add(fold(self.changes(op, numbers), ["k"], full=False, gives_way=self.target.gives_way))
         staged = sink.finish()
         record = Commit("app", Lsn(self.lsn + 1), Lsn(self.lsn + 1), previous=Lsn(self.lsn) if self.lsn else None)
         try:
@@ -113,6 +113,22 @@ def test_keys_of_changes_stand(tmp_path: Path) -> None:
     table.refuses((UPDATE, [5]))
     table.send((INSERT, [5]))
     assert table.count == 201
+
+
+@pytest.mark.parametrize("kind", ["int", "text"])
+def test_rows_that_stand_give_way(tmp_path: Path, kind: str) -> None:
+    """In parts that only insert, and beside changes; that there is none is as well.  Two inserts of one key meet in the files."""
+    table = Table(tmp_path, kind)
+    table.target = replace(table.target, truncate="ignore")
+    table.send((INSERT, range(100)))
+    table.send((INSERT, range(50, 70)), (INSERT, range(90, 120)))
+    assert table.count == 120
+    table.send((INSERT, range(10)), (DELETE, [10, 11]), (UPDATE, [12]), (INSERT, range(100, 130)))
+    assert table.count == 128
+    table.send((DELETE, [0]), (INSERT, [10, 20]))
+    assert table.count == 128
+    table.refuses((UPDATE, [0]))
+    table.refuses((INSERT, range(50, 60)), (INSERT, range(55, 65)))
 
 
 def test_new_keys_past_all_others_are_not_sought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

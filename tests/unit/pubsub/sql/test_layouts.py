@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.sql.layouts import Layout, Layouts, deletes_of, masks_of, matches, metadata_of, patterns_of, registers_of
+from pubsub.sql.layouts import (
+    Layout,
+    Layouts,
+    deletes_of,
+    masks_of,
+    matches,
+    metadata_of,
+    patterns_of,
+    registers_of,
+    truncate_of,
+)
 from pubsub.sql.mask_rules import MaskRule
 
 
@@ -200,6 +210,21 @@ def test_how_rows_are_deleted() -> None:
     for text in ("gone", "public.t (history)", "public.t (soft, hard)", "'soft'"):
         with pytest.raises(PubsubError) as caught:
             deletes_of(text)
+        assert caught.value.sqlstate == "22023", text
+
+
+def test_what_a_truncate_does() -> None:
+    """As how rows are deleted, and nothing but the default beside a history."""
+    assert Layouts.parse("", "", "", truncate="ignore").of("s", "t").truncate == "ignore"
+    layouts = Layouts.parse("", "", "", "public.h (history)", truncate="public.* (ignore), public.t (follow)")
+    assert layouts.truncate_of("public", "u") == "ignore"
+    assert layouts.truncate_of("public", "t") == layouts.truncate_of("x", "u") == "follow"
+    assert list(layouts.tables()) == [("mode", "public", "h"), ("truncate", "public", "t")]
+    with pytest.raises(FeatureNotSupported, match="cannot have mode = history and truncate = ignore"):
+        layouts.of("public", "h")
+    for text in ("no", "public.t (history)", "public.t (ignore, follow)", "'ignore'"):
+        with pytest.raises(PubsubError) as caught:
+            truncate_of(text)
         assert caught.value.sqlstate == "22023", text
 
 
