@@ -67,8 +67,9 @@ class PartitionFiles:
             if one.root in ready and ready[one.root].copy_generation == one.copy_generation
         }
         partitions: dict[int, dict[int, tuple[int, bool, str]]] = defaultdict(dict)
-        for root, oid, file, bare, name in await connection.query(_PARTITIONS, [list(ready)]) if ready else ():
-            partitions[number(root or "")][number(oid or "")] = number(file or ""), truth(bare), text(name)
+        for row in await connection.query(_PARTITIONS, [list(ready)]) if ready else ():
+            root, oid, file = (number(text(one)) for one in row[:3])
+            partitions[root][oid] = file, truth(row[3]), text(row[4])
         files: dict[int, int] = {}
         for root, leaves in partitions.items():
             known = [oid for oid in leaves if oid in self._files]

@@ -69,8 +69,8 @@ class SubscriptionOptions:
     another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
     `metadata`, `columns`, `exclude`, `mask`, `partition_by`, `cluster_by`, `table_properties` and `register` are those that
-    Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.  `wal_archive`
-    is a directory of the publisher's WAL segments; None: there is none.
+    Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no
+    end.  `wal_archive` is a directory of the publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
     last day.
     """
