@@ -68,7 +68,7 @@ class PartitionFiles:
         }
         partitions: dict[int, dict[int, tuple[int, bool, str]]] = defaultdict(dict)
         for row in await connection.query(_PARTITIONS, [list(ready)]) if ready else ():
-            root, oid, file = (number(text(one)) for one in row[:3])
+            root, oid, file = (number(one) for one in row[:3])
             partitions[root][oid] = file, truth(row[3]), text(row[4])
         files: dict[int, int] = {}
         for root, leaves in partitions.items():
