@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import create_engine, delete, insert, select, text
+from sqlalchemy import MetaData, Table, create_engine, delete, insert, select, text
 from sqlalchemy.engine import URL
 
 from catalog import schema
-from catalog.database import now
+from catalog.database import now, present
 from catalog.from_rows import SCHEMA_VERSION
 from catalog.home_lock import DaemonLock
 from catalog.store import Catalog
@@ -58,14 +58,16 @@ class Backup:
 async def back_up(catalog: Catalog, path: Path) -> Backup:
     """Write a new file, readable by this user only, and durable.  Raises PubsubError, also if the file exists.
 
-    If it is cancelled there is no file.
+    The catalog may be an older version's (catalog.upgrade): its backup is, too, for that version and for later ones.  If it
+    is cancelled there is no file.
     """
     async with catalog._read() as connection:
+        there = _tables(await connection.run_sync(present))
         found: _Rows = {
             table.name: [dict(row) for row in (await connection.execute(select(table))).mappings()]
-            for table in schema.metadata.sorted_tables
+            for table in there.sorted_tables
         }
-    writing = asyncio.create_task(asyncio.to_thread(_write, found, path))
+    writing = asyncio.create_task(asyncio.to_thread(_write, there, found, path))
     try:
         return await finish(writing)
     except asyncio.CancelledError:
@@ -141,15 +143,24 @@ async def _replace(catalog: Catalog, rows: _Rows) -> None:
                 await connection.execute(text(f"{last} FROM {table.name}"))
 
 
-def _write(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Backup:
+def _tables(have: Mapping[str, frozenset[str]]) -> MetaData:
+    """Return the tables and columns of an older catalog, as a backup of it must have them: all of them for one of today."""
+    found = MetaData()
+    for table in schema.metadata.sorted_tables:
+        if table.name in have:
+            Table(table.name, found, *(one._copy() for one in table.columns if one.name in have[table.name]))
+    return found
+
+
+def _write(tables: MetaData, rows: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Backup:
     (node,) = rows[schema.node.name]
     with tempfile.TemporaryDirectory(prefix=".pubsub-backup-", dir=path.parent) as directory:
         database = Path(directory) / "catalog.db"
         engine = create_engine(URL.create("sqlite", database=str(database)), hide_parameters=True)
         try:
             with engine.begin() as connection:
-                schema.metadata.create_all(connection)
-                for table in schema.metadata.sorted_tables:
+                tables.create_all(connection)
+                for table in tables.sorted_tables:
                     if rows[table.name]:
                         connection.execute(insert(table), list(rows[table.name]))
         finally:

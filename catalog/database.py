@@ -164,13 +164,16 @@ class Database:
             raise typed(error) from error
 
 
-async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool = True) -> AsyncEngine:
+async def connect(
+    location: str | Path, timeout: float = TIMEOUT, *, make: bool = True, upgrade: bool = True
+) -> AsyncEngine:
     """Return an engine for a SQLite file or a URL, and create, upgrade or check the schema.
 
-    `timeout` is in seconds.  Raises NoCatalog if there is no catalog and `make` is false, and other PubsubErrors.
+    `timeout` is in seconds.  Without `upgrade` an older catalog stays as it is: few statements work on it.
+    Raises NoCatalog if there is no catalog and `make` is false, and other PubsubErrors.
     """
     engine = _engine(location, timeout, make=make)
-    trying = asyncio.ensure_future(_try(engine, timeout, make=make))
+    trying = asyncio.ensure_future(_try(engine, timeout, make=make, upgrade=upgrade))
     try:
         # A connection to SQLite that is given up while it opens leaves its thread, which outlives the event loop.
         if engine.dialect.name == "sqlite":
@@ -186,21 +189,22 @@ async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool 
     return engine
 
 
-async def _try(engine: AsyncEngine, timeout: float, *, make: bool) -> None:
+async def _try(engine: AsyncEngine, timeout: float, *, make: bool, upgrade: bool) -> None:
     async with _limited(engine, timeout):
-        if make or not await _is_current(engine):
-            await _prepare(engine)
+        found = None if make else await _version(engine)
+        if found is None or found > SCHEMA_VERSION or (upgrade and found < SCHEMA_VERSION):
+            await prepare(engine)
 
 
-async def _is_current(engine: AsyncEngine) -> bool:
-    """Return whether the catalog has this program's schema version.  Only reads.  Raises NoCatalog."""
+async def _version(engine: AsyncEngine) -> int:
+    """Return the catalog's schema version.  Only reads.  Raises NoCatalog."""
     async with engine.connect() as connection:
         if schema.node.name not in await connection.run_sync(lambda sync: inspect_schema(sync).get_table_names()):
             raise NoCatalog("the catalog has not been made")
         found = (await connection.execute(select(schema.node.c.schema_version))).scalar_one_or_none()
     if found is None:
         raise NoCatalog("the catalog has not been made")
-    return bool(found == SCHEMA_VERSION)
+    return int(found)
 
 
 def _engine(location: str | Path, timeout: float, *, make: bool = True) -> AsyncEngine:
@@ -310,7 +314,8 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
-async def _prepare(engine: AsyncEngine) -> None:
+async def prepare(engine: AsyncEngine) -> None:
+    """Create the schema, or add what an older one lacks, in one transaction.  Raises DataCorrupted for a newer one."""
     version = select(schema.node.c.schema_version)
     async with engine.execution_options(**_writing(engine)).begin() as connection:
         if engine.dialect.name == "postgresql":
@@ -336,18 +341,24 @@ async def _prepare(engine: AsyncEngine) -> None:
         elif found > SCHEMA_VERSION:
             raise DataCorrupted(
                 f"the catalog has version {found}, this program reads version {SCHEMA_VERSION}",
-                hint="Use the version of this program that made it, or a later one.",
+                hint="Use the version of this program that made it, or a later one, or a backup of the older version.",
             )
+
+
+def present(connection: Connection) -> dict[str, frozenset[str]]:
+    """Return the names of the columns that the catalog has, by those of its tables."""
+    inspector = inspect_schema(connection)
+    ours = set(inspector.get_table_names()) & schema.metadata.tables.keys()
+    return {name: frozenset(column["name"] for column in inspector.get_columns(name)) for name in ours}
 
 
 def _add_what_is_missing(connection: Connection) -> None:
     """Add the tables and columns that an earlier version's catalog lacks, with the columns' defaults."""
     schema.metadata.create_all(connection)
-    inspector = inspect_schema(connection)
+    have = present(connection)
     for table in schema.metadata.sorted_tables:
-        have = {column["name"] for column in inspector.get_columns(table.name)}
         for column in table.columns:
-            if column.name not in have:
+            if column.name not in have[table.name]:
                 definition = str(CreateColumn(column).compile(dialect=connection.dialect))
                 if isinstance(column.default, ScalarElementColumnDefault):
                     value = literal(column.default.arg, column.type)

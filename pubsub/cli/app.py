@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 
-catalog_app = typer.Typer(help="Back up the node's catalog, and restore it.", no_args_is_help=True)
+catalog_app = typer.Typer(help="Back up the node's catalog, restore it, and upgrade it.", no_args_is_help=True)
 app.add_typer(catalog_app, name="catalog")
 
 
@@ -408,6 +408,24 @@ def restore(context: typer.Context, file: Annotated[Path, typer.Argument(help="A
     from pubsub.cli import catalog as command
 
     carry_out(context.obj, command.restore(context.obj, file.absolute()))
+
+
+@catalog_app.command()
+def upgrade(
+    context: typer.Context,
+    backup_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--backup", metavar="FILE", help="A new file; default: catalog.vVERSION.backup in the node's directory."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be added.")] = False,
+) -> None:
+    """Bring an older version's catalog to this one, with a backup, unless a daemon runs."""
+    from pubsub.cli import catalog as command
+
+    file = None if backup_file is None else backup_file.absolute()
+    carry_out(context.obj, command.upgrade(context.obj, file, dry_run=dry_run))
 
 
 def _read(file: str, common: Common) -> str:

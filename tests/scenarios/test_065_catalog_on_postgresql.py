@@ -28,11 +28,11 @@ from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.catalog import new
 from tests.support.replica import Replica, RunningNode, wait_until
-from tests.unit.catalog import test_catalog, test_catalog_processes
+from tests.unit.catalog import test_catalog, test_catalog_processes, test_upgrade
 
 _numbers = itertools.count(1)
 
-for _module in (test_catalog, test_catalog_processes):
+for _module in (test_catalog, test_catalog_processes, test_upgrade):
     for _name, _test in vars(_module).items():
         if _name.startswith("test_") and {"catalog", "location"} & inspect.signature(_test).parameters.keys():
             globals()[_name] = _test
