@@ -35,6 +35,7 @@ from launcher.failures import cause_of, foreseen, is_absence, traced, typed
 from launcher.new_tables import NewTables
 from launcher.slot_losses import SlotLosses
 from launcher.worker_slots import WorkerName, WorkerSlots
+from pubsub import tracing
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import Overtaken, PubsubError, SerializationFailure, StartAgain, UndefinedObject
@@ -114,13 +115,17 @@ class Runner:
     async def run(self) -> None:
         """Run until `drain`, or until disable_on_error has disabled the subscription."""
         try:
-            async with asyncio.TaskGroup() as group:
-                self._applying = group.create_task(self._keep_applying())
-                group.create_task(self._keep_syncing(group))
-                group.create_task(self._keep_sequences(group))
+            with tracing.of_subscription(self.subscription.name):
+                await self._run()
         finally:
             await self._node.catalog.clear_worker_stats(self.subscription.oid)
             await self._node.catalog.put_statistics(rows=self.take_rows())
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._applying = group.create_task(self._keep_applying())
+            group.create_task(self._keep_syncing(group))
+            group.create_task(self._keep_sequences(group))
 
     def drain(self) -> None:
         """End the workers; `run` returns when they have ended.

@@ -15,7 +15,7 @@ import structlog
 from catalog.home_lock import DaemonLock
 from catalog.states import RelState
 from catalog.store import Catalog
-from pubsub import jars, object_stores
+from pubsub import jars, object_stores, tracing
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
@@ -115,6 +115,7 @@ class Service:
         spark = Spark(settings.home, master=settings.spark.master, conf=conf, warehouse=settings.warehouse_uri)
         engine = Engine(spark)
         node = await catalog.node()
+        await asyncio.to_thread(tracing.configure, settings.tracing.endpoint, node.node_id)
         await catalog.set_daemon()
         index = KeyIndex(settings.home / "key_index")
         index.keep_only(frozenset(relation.path for relation in (await catalog.state()).relations))
@@ -154,6 +155,7 @@ class Service:
                     await self.engine.stop()
                 finally:
                     await asyncio.to_thread(self._writers.stop)
+                    await asyncio.to_thread(tracing.close)
                 try:
                     await self._catalog.clear_daemon()
                 finally:

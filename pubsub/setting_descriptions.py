@@ -30,6 +30,7 @@ DESCRIPTIONS: Final = {
     "spark.master": "The Spark to start, or the cluster whose driver the daemon is.",
     "spark.packages": "Further Maven packages for Spark.",
     "spark.statement_rows": "Changes to one table from which Spark's executors write the batch; 0 means never.",
+    "tracing.endpoint": "The URL of a collector that gets a trace of each batch; empty: as OTEL_… variables say.",
     "verify.connections": "Sessions on the publisher that a verification reads with.",
     "verify.interval": "How often each table is compared with the publisher's; 0 means never.",
     "verify.max_rate": "Bytes per second that a verification reads on the publisher; 0 means no limit.",

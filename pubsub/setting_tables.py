@@ -1,4 +1,5 @@
-"""The tables of pubsub.toml: [catalog], [housekeeping], [copies], [walsender], [http], [verify] and [spark].
+"""The tables of pubsub.toml: [catalog], [housekeeping], [copies], [walsender], [http], [tracing], [verify] and
+[spark].
 
 Each is a model of its own, whose values settings.Settings reads and shows.
 """
@@ -264,6 +265,28 @@ class WalsenderSettings(Table):
     def place(self) -> tuple[str, int] | None:
         """Return host and port of `listen`; None without it.  Raises PubsubError (22023)."""
         return None if self.listen is None else _place(self.listen, "localhost:6432")
+
+
+class TracingSettings(Table):
+    """The table [tracing]: traces of batches (pubsub/tracing.py).
+
+    `endpoint`: the URL of a collector that takes OTLP by HTTP, without the path of traces; None: as OpenTelemetry's variables say.
+    """
+
+    endpoint: str | None = None
+
+    def shown(self) -> dict[str, str]:
+        """Return the values by full name, as SHOW prints them."""
+        return {"tracing.endpoint": self.endpoint or ""}
+
+    def require_url(self) -> None:
+        """Raise PubsubError (22023) if `endpoint` is no URL of HTTP."""
+        if self.endpoint and not re.fullmatch(r"https?://[^/?#\s@]+(/[^?#\s]*)?", self.endpoint):
+            raise PubsubError(
+                'invalid value for parameter "tracing.endpoint"',
+                sqlstate="22023",
+                hint='It is a collector\'s URL, such as "http://localhost:4318"; headers are in OTEL_EXPORTER_OTLP_HEADERS.',
+            )
 
 
 class HttpSettings(Table):

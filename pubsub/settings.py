@@ -42,6 +42,7 @@ from pubsub.setting_tables import (
     HttpSettings,
     SparkSettings,
     Table,
+    TracingSettings,
     VerifySettings,
     WalsenderSettings,
     reader,
@@ -103,6 +104,7 @@ class Settings(Table):
     spark: SparkSettings = SparkSettings()
     verify: VerifySettings = VerifySettings()
     http: HttpSettings = HttpSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @classmethod
     def load(cls, home: Path, more: Mapping[str, Any] = MappingProxyType({})) -> Self:
@@ -147,6 +149,7 @@ class Settings(Table):
             "spark": SparkSettings,
             "verify": VerifySettings,
             "http": HttpSettings,
+            "tracing": TracingSettings,
         }
         for prefix, table in known.items():
             names = values.get(prefix, {}) if prefix else values
@@ -180,6 +183,7 @@ class Settings(Table):
         settings.spark.refuse_unsupported()
         settings.walsender.place()
         settings.http.place()
+        settings.tracing.require_url()
         if settings.walsender.archive_directory and settings.walsender.restore_command:
             raise PubsubError(
                 'parameters "walsender.archive_directory" and "walsender.restore_command" cannot both be set',
@@ -250,7 +254,9 @@ class Settings(Table):
 
     def _shown_besides(self) -> dict[str, str]:
         """Return what is not among PARAMETERS, as SHOW prints it, by full name: texts, and the file's tables."""
-        tables = (self.catalog, self.housekeeping, self.copies, self.walsender, self.verify, self.http, self.spark)
+        tables = (
+            self.catalog, self.housekeeping, self.copies, self.walsender, self.verify, self.http, self.tracing, self.spark,
+        )  # fmt: skip
         of_tables = {name: value for table in tables for name, value in table.shown().items()}
         return {"warehouse": self.warehouse_uri, **of_tables}
 

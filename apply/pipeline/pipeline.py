@@ -27,6 +27,7 @@ import structlog
 
 from apply.batch import Batch
 from apply.isolation import Failure, failure, is_own, stage_isolating
+from apply.pipeline.batch_trace import trace
 from apply.pipeline.boundary import Boundary
 from apply.pipeline.commit import commit_table, look_at_table
 from apply.pipeline.dispatch import Dispatcher
@@ -41,7 +42,7 @@ from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, TwoPhase
 from apply.worker_statistics import Changes, Figures
-from pubsub import allocators, faults
+from pubsub import allocators, faults, tracing
 from pubsub.concurrency import in_thread
 from pubsub.delta.spark.engine import Lane
 from pubsub.delta.writers.arrow_writer import DirectStaged
@@ -52,6 +53,7 @@ from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.reorderbuffer.buffer import ReorderBuffer
+from pubsub.tracing import TableCommit
 
 # After a batch of more rows than this, freed memory is returned to the system at once.
 _LARGE: Final = 100_000
@@ -66,12 +68,13 @@ logger = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _StagedBatch:
-    """A batch whose tables are staged, and the tables that stop in it.  `closed_at`: in monotonic seconds."""
+    """A batch whose tables are staged, and the tables that stop in it.  `closed_at`, `staged_at`: in monotonic seconds."""
 
     batch: Batch
     tables: list[StagedTable]
     failures: list[Failure]
     closed_at: float
+    staged_at: float = 0.0
 
 
 class Pipeline:
@@ -414,7 +417,7 @@ class Pipeline:
             for table in staged.tables:
                 discard(table.staged)
             raise
-        return staged
+        return replace(staged, staged_at=time.monotonic())
 
     async def _stage_tables(self, staged: _StagedBatch) -> None:
         """Stage `staged.batch` in a thread; if others turn out to have written a table, record that and stage again."""
@@ -480,12 +483,17 @@ class Pipeline:
             self._in_flight.staged += 1
             self._changed.set()
             batch, tables, failures = item.batch, item.tables, list(item.failures)
+            traced: list[TableCommit] | None = [] if tracing.is_on() else None
             try:
                 await self._tables.before_commit()
                 looked = await self._look(tables)
                 # Wait for all, even if one fails: the others still read from their staged files.
                 results = await asyncio.gather(
-                    *(self._commit(table) for table, error in zip(tables, looked, strict=True) if error is None),
+                    *(
+                        self._commit(table, traced)
+                        for table, error in zip(tables, looked, strict=True)
+                        if error is None
+                    ),
                     return_exceptions=True,
                 )
             finally:
@@ -502,6 +510,8 @@ class Pipeline:
                 await self._whole.stop(failures)
                 await faults.reached("tables stopped")
             self._count(batch, tables)
+            if traced is not None:
+                trace(batch, item.closed_at, item.staged_at, traced, self.figures)
             if batch.rows > _LARGE or allocators.is_due():
                 await asyncio.to_thread(allocators.give_back)
             if self._two_phase is not None:
@@ -549,7 +559,7 @@ class Pipeline:
             self._tables.look_up(destination)
             raise StartAgain("rows of a table must be looked up: the worker starts again from its origin") from found
 
-    async def _commit(self, table: StagedTable) -> None:
+    async def _commit(self, table: StagedTable, traced: list[TableCommit] | None = None) -> None:
         destination = table.destination
         if not await self._tables.may_write(destination):
             return
@@ -560,7 +570,10 @@ class Pipeline:
         began = time.monotonic()
         async with self._starting_again(destination):
             rows = await commit_table(self._lane, table, self._tables.version(destination.relid))
-        self.figures.commit_seconds.add(time.monotonic() - began)
+        ended = time.monotonic()
+        self.figures.commit_seconds.add(ended - began)
+        if traced is not None:
+            traced.append(TableCommit(destination.table.relation, began, ended))
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination, table.commit.last)
         if rows is not None:

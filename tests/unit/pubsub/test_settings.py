@@ -36,6 +36,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "spark.master": "local[*]",
         "spark.packages": "",
         "spark.statement_rows": "0",
+        "tracing.endpoint": "",
         "verify.connections": "1",
         "verify.interval": "0",
         "verify.max_rate": "0",
@@ -189,6 +190,18 @@ def test_what_spark_is_used_is_shown(tmp_path: Path) -> None:
         "1000000",
     ]
     assert found.show("warehouse") == "s3a://lake"
+
+
+def test_tracing(tmp_path: Path) -> None:
+    assert (
+        load(tmp_path, '[tracing]\nendpoint = "https://c.example:4318/otlp"')
+        .show("tracing.endpoint")
+        .startswith("https")
+    )
+    for wrong in ("localhost:4318", "http://user:secret@c:4318", "ftp://c", "http://c?a=b"):
+        with pytest.raises(PubsubError, match=r'invalid value for parameter "tracing\.endpoint"') as caught:
+            load(tmp_path, f'[tracing]\nendpoint = "{wrong}"')
+        assert "secret" not in caught.value.report(verbose=True)
 
 
 def test_http(tmp_path: Path) -> None:
