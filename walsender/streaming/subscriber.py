@@ -108,7 +108,8 @@ class Subscriber:
         self._waits_to_write = False
         self._received = bytearray(received)
         self._heard = time.monotonic()
-        self._asked = False
+        self._asked_at: float | None = None
+        """When the client was asked for a reply, which has not come."""
         self._kept_alive = 0.0
         self._kept_alive_at = 0
         self._ended = False
@@ -164,11 +165,16 @@ class Subscriber:
         if not self._timeout or self.ending is not None:
             return
         silent = now - self._heard
-        if silent >= self._timeout:
-            self._give_up()
-        elif silent >= self._timeout / 2 and not self._asked:
-            self._asked = True
+        if silent < self._timeout / 2:
+            return
+        if self._asked_at is None:
+            self._asked_at = now
             self._send_keepalive(now, reply=True)
+        elif silent >= self._timeout and now - self._asked_at >= self._timeout / 2:
+            # The process may have been held up, by another stream's plugin or the machine: what came meanwhile counts.
+            self._readable()
+            if self._asked_at is not None:
+                self._give_up()
 
     def primary_status(self, lsn: int, oldest: int, following: int) -> None:
         """Answer a request for the primary's status (walsender.c: ProcessStandbyPSRequestMessage)."""
@@ -257,7 +263,7 @@ class Subscriber:
 
     def _message(self, kind: bytes, body: bytes) -> None:
         self._heard = time.monotonic()
-        self._asked = False
+        self._asked_at = None
         if kind == b"d" and body and body[:1] not in _FROM_STANDBYS:
             self._give_up(ProtocolViolation(f'unexpected message type "{body[:1].decode("ascii", "replace")}"'))
         elif kind == b"d":
