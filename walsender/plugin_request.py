@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pubsub.errors import PubsubError
-from walsender.decode.assembly import Rules
+from walsender.decode.assembly import BATCH, Rules
 from walsender.decode.output import Output
 from walsender.historic.client_encoding import converter
 from walsender.historic.encodings import python_encoding
@@ -15,13 +15,16 @@ from walsender.historic.names import TextSettings
 from walsender.historic.state import DatabaseFacts
 from walsender.historic.upstream import SessionTexts
 from walsender.plugins import registered
-from walsender.plugins.failure import failure_of
+from walsender.plugins.guard import Guarded
 from walsender.plugins.pgoutput import PgoutputOptions, PgoutputPlugin
 from walsender.plugins.plugin import OutputPlugin, Plugin, PluginContext, Write
 from walsender.plugins.publication import PublicationFilter, Warn
 from walsender.plugins.test_decoding import TestDecodingOptions, TestDecodingPlugin
 from walsender.rowfilter.compiler import RowFilterCompiler
 from walsender.types.registry import outputs_of
+
+_OWN_STEP: Final = 8
+"""Changes that a plugin of a user's own, which may be slow, is given at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +102,21 @@ class PluginMaker:
         def fail(error: PubsubError) -> None:
             output.fail(error)
 
-        if isinstance(options, OwnOptions):
+        is_own = isinstance(options, OwnOptions)
+        if is_own:
             rules = replace(
-                rules,
-                skips_origin=_guarded(plugin, plugin.skips_origin, fail),
-                prepares=_guarded(plugin, plugin.prepares, fail),
+                rules, skips_origin=_ending(plugin.skips_origin, fail), prepares=_ending(plugin.prepares, fail)
             )
         output = Output(
             plugin,
             settings,
             rules,
-            None if isinstance(options, OwnOptions) else (options, request.client_encoding, texts),
+            None if is_own else (options, request.client_encoding, texts),
             start=request.start,
             two_phase_at=request.two_phase_at,
             may_go_on=may_go_on,
             on_failure=on_failure,
+            step=_OWN_STEP if is_own else BATCH,
         )
         return output
 
@@ -156,26 +159,21 @@ class PluginMaker:
         if isinstance(options, OwnOptions):
             given = dict(options.given)
             context = PluginContext(given, write, encoding, server.version, options.two_phase, keywords, texts.styles)
-            try:
-                return options.plugin(context)
-            except Exception as error:
-                raise failure_of(options.plugin, error) from error
+            return Guarded(options.plugin, context)
         return TestDecodingPlugin(options, write, encoding, server.version, keywords, texts.styles, texts.path)
 
 
 _Asked = TypeVar("_Asked")
 
 
-def _guarded(
-    plugin: object, filtered: Callable[[_Asked], bool], fail: Callable[[PubsubError], None]
-) -> Callable[[_Asked], bool]:
-    """Return a filter of a plugin that ends the plugin's output where it raises an exception: others are decoded with it."""
+def _ending(filtered: Callable[[_Asked], bool], fail: Callable[[PubsubError], None]) -> Callable[[_Asked], bool]:
+    """Return a filter of a plugin that ends the plugin's output where it raises an error: others are decoded with it."""
 
     def ask(what: _Asked) -> bool:
         try:
             return filtered(what)
-        except Exception as error:
-            fail(failure_of(plugin, error))
+        except PubsubError as error:
+            fail(error)
             return False
 
     return ask

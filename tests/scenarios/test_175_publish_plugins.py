@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Generator, Iterator
@@ -30,8 +31,9 @@ def with_plugins(publisher: EmbeddedPostgres, tmp_path_factory: pytest.TempPathF
     (metadata / "entry_points.txt").write_text(
         "[pubsub.output_plugins]\nwal2json = tests.support.wal2json_plugin:Wal2Json\n"
         "failing = tests.support.failing_plugin:Failing\n"
-        "broken = nowhere.at_all:Plugin\nno_class = json:dumps\npgoutput = json:dumps\n"
+        "broken = nowhere.at_all:Plugin\nno_class = json:dumps\npgoutput = json:dumps\nexits = exits_at_once:Plugin\n"
     )
+    (installed / "exits_at_once.py").write_text("import sys\n\nsys.exit(3)\n")
     root = Path(pubsub.__file__).parents[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(installed), str(root)]))
@@ -110,15 +112,17 @@ def _messages(walsender: pq.abc.PGconn) -> Generator[bytes]:
 
 
 @pytest.mark.parametrize(
-    "where",
+    ("where", "what"),
     [
-        "change",
-        "commit",
-        *(pytest.param(at, marks=pytest.mark.full) for at in ("describe", "skips_origin", "made", "wrong")),
+        ("change", "SystemExit"),
+        ("commit", "KeyError"),
+        *(pytest.param(at, "KeyError", marks=pytest.mark.full) for at in ("describe", "skips_origin", "made", "wrong")),
+        *(pytest.param(at, "KeyboardInterrupt", marks=pytest.mark.full) for at in ("describe", "skips_origin", "made")),
+        pytest.param("change", "ValueError", marks=pytest.mark.full),
     ],
 )
 def test_a_plugin_that_raises_anything_ends_its_stream_alone(
-    ours: psycopg.Connection[Any], with_plugins: Publish, database: Database, where: str
+    ours: psycopg.Connection[Any], with_plugins: Publish, database: Database, where: str, what: str
 ) -> None:
     """And nothing of the transaction is passed over: the slot stays before it."""
     database.execute("CREATE TABLE good (id int); CREATE TABLE bad (id int); CREATE TABLE later (id int)")
@@ -132,7 +136,7 @@ def test_a_plugin_that_raises_anything_ends_its_stream_alone(
         assert other.exec_(b"START_REPLICATION SLOT j LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
         database.execute("INSERT INTO good VALUES (1)")
         assert any(b"good" in data for data in rest)
-        start = f"START_REPLICATION SLOT f LOGICAL 0/0 (\"where\" '{where}')"
+        start = f"START_REPLICATION SLOT f LOGICAL 0/0 (\"where\" '{where}', \"what\" '{what}')"
         started = walsender.exec_(start.encode())
         if started.status == pq.ExecStatus.COPY_BOTH:
             database.execute("INSERT INTO good VALUES (2); INSERT INTO bad VALUES (1); INSERT INTO good VALUES (3)")
@@ -149,15 +153,43 @@ def test_a_plugin_that_raises_anything_ends_its_stream_alone(
             assert (code, text) == (b"22023", '"wrong" is wrong')
         else:
             name = "tests.support.failing_plugin.Failing"
-            assert (code, text) == (b"XX000", f'output plugin "{name}" has failed: KeyError: {where!r}')
+            said = repr(where) if what == "KeyError" else where
+            assert (code, text) == (b"XX000", f'output plugin "{name}" has failed: {what}: {said}')
         database.execute("INSERT INTO later VALUES (2)")
         assert any(b"later" in data for data in rest), "the other stream goes on"
     walsender.finish()
     other.finish()
     if where in {"change", "describe", "commit"}:
         assert ours.execute(standing).fetchall() == before
+        failing = f"SELECT * FROM pg_logical_slot_get_changes('f', NULL, NULL, 'where', '{where}', 'what', '{what}')"
+        with pytest.raises(psycopg.errors.InternalError_, match=f"has failed: {what}"):
+            ours.execute(failing)
         found = ours.execute("SELECT data FROM pg_logical_slot_get_changes('f', NULL, NULL)").fetchall()
         assert [name for (name,) in found][-5:] == ["good", "bad", "good", "later", "later"]
+
+
+@pytest.mark.full
+def test_a_message_of_100_mb_keeps_nobody_waiting(
+    ours: psycopg.Connection[Any], with_plugins: Publish, database: Database
+) -> None:
+    """Its client reads nothing meanwhile."""
+    database.execute("CREATE TABLE good (id int); CREATE TABLE bad (id int)")
+    for slot, plugin in {"f": "failing", "j": "wal2json"}.items():
+        ours.execute(f"SELECT pg_create_logical_replication_slot('{slot}', '{plugin}')")
+    conninfo = with_plugins.conninfo(dbname=database.name, replication="database").encode()
+    other, walsender = pq.PGconn.connect(conninfo), pq.PGconn.connect(conninfo)
+    start = b"START_REPLICATION SLOT f LOGICAL 0/0 (\"size\" '104857600')"
+    assert walsender.exec_(start).status == pq.ExecStatus.COPY_BOTH
+    assert other.exec_(b"START_REPLICATION SLOT j LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+    database.execute("INSERT INTO bad VALUES (1); INSERT INTO good VALUES (1)")
+    with closing(_messages(other)) as rest:
+        assert any(b"good" in data for data in rest)
+    with closing(_messages(walsender)) as messages:
+        assert [(data[:3], len(data)) for data in itertools.islice(messages, 1)] == [(b"bad", 100 << 20)]
+        database.execute("INSERT INTO good VALUES (2)")
+        assert any(data == b"good" for data in messages)
+    walsender.finish()
+    other.finish()
 
 
 def test_only_what_is_registered_is_there(ours: psycopg.Connection[Any], database: Database) -> None:
@@ -165,7 +197,12 @@ def test_only_what_is_registered_is_there(ours: psycopg.Connection[Any], databas
         with pytest.raises(psycopg.Error, match="may not be used as an output plugin"):
             ours.execute("SELECT pg_create_logical_replication_slot('n', %s)", [name])
     database.execute("CREATE TABLE t (id int)")
-    for name, text in {"broken": "could not load output plugin", "no_class": "is no class derived from"}.items():
+    wrong = {
+        "broken": "could not load output plugin",
+        "exits": "could not load output plugin .*SystemExit: 3",
+        "no_class": "is no class derived from",
+    }
+    for name, text in wrong.items():
         ours.execute("SELECT pg_create_logical_replication_slot(%s, %s)", [name, name])
         database.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(psycopg.Error, match=text):

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import Statistics
-from walsender.decode.assembly import Changes, Rules
+from walsender.decode.assembly import BATCH, Changes, Rules
 from walsender.decode.relations import View
 from walsender.decode.replay import Replay
 from walsender.decode.transactions import Part
@@ -69,7 +69,7 @@ class Output:
     outputs that send the same bytes, but for where they begin.  `start`: transactions
     whose commit record lies before this LSN are not sent; 0: those before the consistent point.  `two_phase_at`: the LSN from
     which on transactions were, or are, sent at PREPARE; None: where decoding starts.  `may_go_on` is asked after each step of
-    queued work.  `on_failure` gets the error that ends the output; without it the error is raised.
+    queued work, of `step` changes at most.  `on_failure` gets the error that ends the output; without it the error is raised.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Output:
         two_phase_at: int | None = None,
         may_go_on: Callable[[], bool] = lambda: True,
         on_failure: Callable[[PubsubError], None] | None = None,
+        step: int = BATCH,
     ) -> None:
         self.number = next(_numbers)
         self.plugin = plugin
@@ -103,6 +104,7 @@ class Output:
         """What to call before a transaction is sent whose commit record lies at or after an LSN, in that order."""
         self.may_go_on = may_go_on
         self._on_failure = on_failure
+        self._step = step
         self._queue: deque[tuple[Iterator[None], Changes | None]] = deque()
 
     @property
@@ -172,7 +174,8 @@ class Output:
     def send(self, part: Part, end: Ending, changes: Changes) -> None:
         """Send a committed transaction of which nothing was sent."""
         few = changes.few
-        if few is None or part.errors or self._queue or self.failed or not self.may_go_on():
+        queued = few is None or len(few) > self._step or part.errors or self._queue or self.failed
+        if few is None or queued or not self.may_go_on():
             self._do(self._send(part, self._error(part), end, changes), changes)
             return
         # The way of nearly all transactions.
@@ -210,9 +213,15 @@ class Output:
             counted.spill_txns += first
             counted.spill_count += 1
             counted.spill_bytes += changes.size
+        step = self._step
         for batch in changes.batches():
-            replay.run(batch)
-            yield
+            if len(batch) <= step:
+                replay.run(batch)
+                yield
+                continue
+            for start in range(0, len(batch), step):
+                replay.run(batch[start : start + step])
+                yield
 
     # Streams
 

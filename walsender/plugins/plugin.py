@@ -140,8 +140,8 @@ class PluginContext:
 class Plugin(Generic[Entry]):
     """The base of plugins of users' own: it sends nothing, and takes no options.
 
-    A derived class has at least `describe` and `change`.  Callbacks run in the decoding process of a stream, one at a time; a
-    PubsubError ends the stream with its texts.  `binary`: what it writes is no text, see get_binary_changes.
+    A derived class has at least `describe` and `change`.  Callbacks run in the decoding process of a database, one at a time;
+    a PubsubError ends the stream with its texts (guard.py).  `binary`: what it writes is no text, see get_binary_changes.
     """
 
     binary: ClassVar[bool] = False

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from pubsub.errors import PubsubError, UndefinedFile
+from walsender.plugins.failure import said
 from walsender.plugins.plugin import Plugin
 
 GROUP: Final = "pubsub.output_plugins"
@@ -38,9 +39,10 @@ def load(name: str) -> type[Plugin[Any]]:
     found = _known()[name]
     try:
         loaded = found.load()
-    except Exception as error:
+    except BaseException as error:
+        # Also a module that calls sys.exit(): the server itself loads it to know what its output is.
         raise PubsubError(
-            f'could not load output plugin "{name}": {error}', sqlstate="58P01", detail=f"It is {found.value}."
+            f'could not load output plugin "{name}": {said(error)}', sqlstate="58P01", detail=f"It is {found.value}."
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Plugin)):
         raise PubsubError(

@@ -91,6 +91,24 @@ def test_a_large_transaction_is_sent_in_steps(is_published: bool) -> None:
     assert steps > 10
 
 
+def test_a_plugin_that_may_be_slow_gives_way_after_a_few_changes() -> None:
+    plugin: Any = Plugin()
+    texts: Any = None
+    rules = Rules("key", "key", False, lambda _: False, lambda _: False)
+    output = Output(plugin, texts, rules, step=8)
+    output.views[7] = SimpleNamespace(entry=None)  # type: ignore[assignment]
+    frames = [c.HEAD.pack(c.INSERT, 3, 7, 100) + b"row"] * 20
+    txn: Any = SimpleNamespace(txn=SimpleNamespace(xid=3, first_lsn=50), errors={})
+    output.may_go_on = iter([True, False]).__next__
+    output.send(txn, Ending(200, 210, 0, Origin()), Changes(frames, {output}, 1))
+    rows = [plugin.rows]
+    while output.waits:
+        output.may_go_on = iter([True, False]).__next__
+        output.proceed()
+        rows.append(plugin.rows)
+    assert rows == [8, 16, 20, 20]
+
+
 def test_a_subscriber_that_begins_behind_a_message_does_not_get_it() -> None:
     """A stream's position after a message is the end of its record; one that began there got the message again."""
     did: list[object] = []
