@@ -36,6 +36,9 @@ _AFTER_FAILURE: Final = 300.0
 logger = structlog.get_logger()
 
 
+_Key = tuple[str, str, TableName | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A ready table, the name that it is to have, and what is stored of the one that it has."""
@@ -45,7 +48,7 @@ class _Wanted:
     held: Registration | None
 
     @property
-    def key(self) -> tuple[str, str, TableName | None]:
+    def key(self) -> _Key:
         """What a failure, or a success, is one of."""
         return self.relation.qualified_name, self.relation.path, self.name
 
@@ -67,10 +70,10 @@ class Registrar:
         self._catalog = catalog
         self._engine = engine
         self._seen = -1
-        self._keys: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._keys: dict[tuple[int, int], _Key] = {}
         # By subscription and table: what this daemon has seen to, and what it could not and when it tries again.
-        self._done: dict[tuple[int, int], tuple[object, ...]] = {}
-        self._failed: dict[tuple[int, int], tuple[tuple[object, ...], float]] = {}
+        self._done: dict[tuple[int, int], _Key] = {}
+        self._failed: dict[tuple[int, int], tuple[_Key, float]] = {}
         self.nap = NAP
 
     async def run(self) -> None:

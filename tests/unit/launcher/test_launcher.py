@@ -58,6 +58,9 @@ class FakeCatalog:
     async def subscriptions(self) -> list[Any]:
         return list(self.listed)
 
+    async def state(self) -> Any:
+        return SimpleNamespace(subscriptions=(), relations=(), registrations=())
+
     async def take_commands(self) -> list[Any]:
         taken, self.commands = self.commands, []
         return taken
