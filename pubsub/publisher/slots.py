@@ -61,13 +61,13 @@ class SlotWait:
 
 async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
     """Return the slot's row, or None if there is no such slot."""
-    rows = await connection.query(f"{_SLOT} = $1::text", [slot])
+    rows = await connection.query(_SLOT, [slot])
     return _slot(rows[0]) if rows else None
 
 
 async def slot_infos(connection: Connection, pattern: str) -> list[SlotInfo]:
     """Return the rows of the slots with names LIKE `pattern`, of any database."""
-    return [_slot(row) for row in await connection.query(f"{_SLOT} LIKE $1::text", [pattern])]
+    return [_slot(row) for row in await connection.query(_SLOTS, [pattern])]
 
 
 def _slot(row: Sequence[str | None]) -> SlotInfo:
@@ -147,7 +147,7 @@ async def current_wal_lsn(connection: Connection) -> Lsn:
 _END_OF_WAL: Final = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 
 # to_jsonb, since some columns came with later versions.
-_SLOT: Final = f"""
+_ANY_SLOT: Final = f"""
 SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.confirmed_flush_lsn,
        s.wal_status, s.safe_wal_size, s.two_phase, coalesce((to_jsonb(s) ->> 'failover')::bool, false),
        coalesce(to_jsonb(s) ->> 'invalidation_reason',
@@ -155,6 +155,8 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.confirmed_flu
        pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
   FROM pg_replication_slots s
  WHERE s.slot_name"""
+_SLOT: Final = f"{_ANY_SLOT} = $1::text"
+_SLOTS: Final = f"{_ANY_SLOT} LIKE $1::text"
 
 _PREPARED: Final = "SELECT transaction, gid FROM pg_prepared_xacts WHERE database = current_database()"
 

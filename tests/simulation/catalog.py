@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 
-from catalog.database import _prepare
+from catalog import database
 from catalog.pauses import PauseLock, never_lost
 from catalog.store import Catalog
 from tests.simulation import sessions
@@ -233,7 +233,7 @@ _TEMPLATE: list[bytes] = []
 def prepare() -> None:
     """Make the database that each history begins with, once."""
     if not _TEMPLATE:
-        asyncio.run(_prepare(CatalogEngine(_ENGINE, None)))  # type: ignore[arg-type]
+        asyncio.run(database.prepare(CatalogEngine(_ENGINE, None)))  # type: ignore[arg-type]
         # The node's identifier is part of slots' names.
         _CONNECTION.execute("UPDATE pubsub_node SET node_id = '4711'")
         _CONNECTION.commit()
