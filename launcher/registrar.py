@@ -157,6 +157,7 @@ class Registrar:
                 relation=relation.qualified_name,
                 name=str(one.name or had),
                 reason=first_line(known),
+                detail=known.detail,
                 hint=known.hint,
             )
             # Until the old name is gone it is the one to remember: the new one is found to be there again.

@@ -144,7 +144,12 @@ def test_a_missing_server_says_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(
     ("victim", "number"),
-    [("owner", signal.SIGKILL), ("owner", signal.SIGTERM), ("owner", signal.SIGINT), ("watcher", signal.SIGKILL)],
+    [
+        ("owner", signal.SIGKILL),
+        pytest.param("owner", signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param("owner", signal.SIGINT, marks=pytest.mark.full),
+        pytest.param("watcher", signal.SIGKILL, marks=pytest.mark.full),
+    ],
 )
 def test_no_server_outlives_its_owner(victim: str, number: signal.Signals) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)

@@ -227,6 +227,7 @@ def test_dropped_while_it_is_copied(replica: Replica, fault: Faults) -> None:
         assert replica.slots() == [], point
 
 
+@pytest.mark.full
 def test_more_tables_than_workers(replica: Replica) -> None:
     names = [f"t{number}" for number in range(8)]
     for name in names:

@@ -82,6 +82,7 @@ def test_a_partition_is_truncated_and_loaded_again(replica: Replica, stock: Call
     pair.assert_stopped("insert_exists", rows=range(1, 21))
 
 
+@pytest.mark.full
 def test_a_truncated_partition_is_told_of(replica: Replica) -> None:
     """In status and log, with what has its rows go; a TRUNCATE of the root, which is sent, is not told of."""
     replica.execute(LEAVES, BY_ROOT)

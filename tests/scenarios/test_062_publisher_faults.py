@@ -326,7 +326,8 @@ def test_a_publisher_is_restored_from_a_copy(replica: Replica, server: EmbeddedP
     replica.assert_equal("t", "u")
 
 
-@pytest.mark.parametrize("server", ["18", pytest.param("15", marks=pytest.mark.full)], indirect=True)
+@pytest.mark.full
+@on_both
 def test_a_publisher_is_restored_to_where_nothing_was_published(replica: Replica, server: EmbeddedPostgres) -> None:
     """It lacks nothing that was received: what it publishes before the origin, to which keepalives had moved, is new."""
     replica.subscribe()

@@ -45,6 +45,7 @@ def notices(replica: Replica, statement: str) -> list[str]:
     return [str(notice) for result in results for notice in result.notices]
 
 
+@pytest.mark.full
 @on_both
 def test_001_inherited_tables_and_publications_of_inserts(replica: Replica) -> None:
     """Each table of an inheritance tree is copied by itself; unpublished tables and actions do not arrive."""
@@ -181,6 +182,7 @@ def test_011_generated_columns(replica: Replica) -> None:
     assert columns == {"g_none": ["id"], "g_stored": ["id", "s"], "g_list": ["id", "s"]}
 
 
+@pytest.mark.full
 @on_both
 def test_013_partitions_come_and_go(replica: Replica) -> None:
     """Published by themselves, a new partition joins at REFRESH; published via the root, its rows simply arrive."""

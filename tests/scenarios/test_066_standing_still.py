@@ -142,6 +142,7 @@ def test_a_job_that_meets_a_lock_leaves_spark_to_others(
     assert replica.node.statistics(replica.name)["sync_error_count"] == 0
 
 
+@pytest.mark.full
 def test_a_copy_that_waits_for_a_prepared_transaction_s_lock(node: RunningNode, fault: Faults) -> None:
     with EmbeddedPostgres("15", settings={"max_prepared_transactions": 5}) as server:
         server.execute(

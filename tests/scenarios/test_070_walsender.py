@@ -480,7 +480,9 @@ def test_a_definition_that_is_rolled_back(upstreams: Servers) -> None:
     server.drop_database(dbname)
 
 
-@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+@pytest.mark.parametrize(
+    "streaming", [pytest.param("off", marks=pytest.mark.full), pytest.param("on", marks=pytest.mark.full), "parallel"]
+)
 def test_definitions_that_differ_by_transaction(upstreams: Servers, streaming: str) -> None:
     """Rows are sent with the definition that they were decoded with, and streams are applied late, and in part.
 

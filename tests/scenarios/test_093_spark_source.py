@@ -94,6 +94,7 @@ def test_between_two_lsns(replica: Replica, session: SparkSession) -> None:
     assert read(session, replica, startingLSN="latest").count() == 0
 
 
+@pytest.mark.full
 def test_a_stream(replica: Replica, session: SparkSession, tmp_path: Path) -> None:
     """In whole transactions into a Delta table; it goes on where it was."""
     lived(replica)

@@ -87,6 +87,7 @@ def test_changes_are_postgresql_s_rows(
         assert errors[0] == errors[1], query
 
 
+@pytest.mark.full
 def test_changes_have_the_session_s_own_texts(
     ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
 ) -> None:
@@ -358,6 +359,7 @@ def test_binary_changes_are_pgoutput_s(
         ours.execute(query.replace("_binary", ""))
 
 
+@pytest.mark.full
 def test_prepared_statements_see_the_slots_of_their_moment(ours: psycopg.Connection[Any], database: Database) -> None:
     """The extended protocol, with parameters, in batches and transactions."""
     run = ours.execute

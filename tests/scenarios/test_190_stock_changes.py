@@ -179,7 +179,11 @@ def test_ddl_between_changes(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("publisher", "subscriber"),
-    [("UTF8", "LATIN1"), ("EUC_JP", "UTF8"), pytest.param("LATIN1", "UTF8", marks=pytest.mark.full)],
+    [
+        ("UTF8", "LATIN1"),
+        pytest.param("EUC_JP", "UTF8", marks=pytest.mark.full),
+        pytest.param("LATIN1", "UTF8", marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("binary", ["false", pytest.param("true", marks=pytest.mark.full)])
 def test_a_subscriber_of_another_encoding(pairs: Make, publisher: str, subscriber: str, binary: str) -> None:

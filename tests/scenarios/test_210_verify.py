@@ -165,6 +165,7 @@ def assert_followed(replica: Replica) -> None:
     replica.assert_equal("closed", columns=["id", "d"])
 
 
+@pytest.mark.full
 def test_every_table_has_its_turn(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longest not verified first; one that the time does not suffice for goes behind the others."""
     replica.execute(
