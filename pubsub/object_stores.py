@@ -236,6 +236,12 @@ def _s3(bucket: str) -> FileSystem:
     )
 
 
+def endpoint(uri: str) -> str | None:
+    """Return the URL of the store on S3 that `uri` lies in; None: Amazon's.  Asks nobody."""
+    with _lock:
+        return _S3.of(_authority(uri), _conf).endpoint
+
+
 def options(uri: str) -> dict[str, str] | None:
     """Return deltalake's storage_options for a table at `uri`; None for a local one."""
     if not is_store(uri):

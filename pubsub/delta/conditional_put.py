@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+from pubsub import object_stores
 from pubsub.errors import PubsubError
-from pubsub.object_stores import options
 
 _SECONDS: Final = 10.0
 _ATTEMPTS: Final = 3
@@ -48,11 +48,10 @@ def require_conditional_put(uri: str) -> str | None:
 
     Returns why that could not be tried; None if the store refused.  Amazon's own store is not asked: it does.
     """
-    found = options(uri) or {}
-    endpoint = found.get("AWS_ENDPOINT_URL")
+    endpoint = object_stores.endpoint(uri)
     if endpoint is None:
         return None
-    keys = _keys(found)
+    keys = _keys(object_stores.options(uri) or {})
     if keys is None:
         return "The keys come from a profile or a role, where Spark and Arrow alone look for them."
     try:

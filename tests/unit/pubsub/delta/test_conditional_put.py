@@ -136,3 +136,14 @@ def test_a_warehouse_in_such_a_store_cannot_be_used(store: Store, monkeypatch: p
     with pytest.raises(PubsubError, match="has no conditional puts"):
         require_writable("s3a://lake/t")
     assert written == []
+
+
+def test_amazon_s_own_store_is_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anybody asked where the bucket lies, which takes seconds without a network."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    object_stores.configure(KEYS)
+    with monkeypatch.context() as patch:
+        patch.setattr(object_stores, "_region_at_amazon", lambda bucket: pytest.fail(bucket))
+        assert require_conditional_put("s3a://lake/_probe") is None
+    assert store.asked == []
