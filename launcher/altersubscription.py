@@ -433,8 +433,8 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     given = options.specified
     merged = subscription.options.merge(options)
     option_effects.tell(session, options)
-    session.settings.spark.require_catalogs(options.layouts.catalogs())
     if "register" in given:
+        session.settings.spark.require_catalogs(options.layouts.catalogs())
         await refuse_one_name(session.catalog, options.layouts, subscription.oid)
     refuse_new_tables_in_two_phase(merged)
     refuse_unfollowed_choice(merged)

@@ -26,7 +26,7 @@ from launcher.failures import typed
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.spark.table_names import forget, register
 from pubsub.setting_tables import SparkSettings
-from pubsub.sql.layouts import TableName
+from pubsub.sql.layouts import Layouts, TableName, registers_of
 from pubsub.texts import first_line
 
 NAP: Final = 2.0
@@ -71,9 +71,9 @@ class Registrar:
         self._engine = engine
         self._seen = -1
         self._keys: dict[tuple[int, int], _Key] = {}
-        # By subscription and table: what this daemon has seen to, and what it could not and when it tries again.
+        # By subscription and table: what this daemon has seen to, and when it tries again what it could not.
         self._done: dict[tuple[int, int], _Key] = {}
-        self._failed: dict[tuple[int, int], tuple[_Key, float]] = {}
+        self._again: dict[tuple[int, int], float] = {}
         self.nap = NAP
 
     async def run(self) -> None:
@@ -87,17 +87,20 @@ class Registrar:
 
     async def _look(self) -> None:
         counter = await self._catalog.change_counter()
-        if counter == self._seen and all(again > time.monotonic() for _, again in self._failed.values()):
+        if counter == self._seen and all(again > time.monotonic() for again in self._again.values()):
             return
         wanted = _wanted(await self._catalog.state())
         keys = {place: one.key for place, one in wanted.items()}
         if keys != self._keys:
             # Who was in the way may be so no longer: of two tables that swap their names one is heard of first.
             self._keys = keys
-            self._failed.clear()
+            self._again.clear()
         for place in self._done.keys() - keys.keys():
             del self._done[place]
-        due = [place for place, one in wanted.items() if self._is_due(place, one)]
+        now = time.monotonic()
+        due = [
+            place for place, key in keys.items() if self._done.get(place) != key and self._again.get(place, now) <= now
+        ]
         names = {str(one.name).casefold() for one in wanted.values() if one.name is not None}
         for place in due:
             if wanted[place].is_in_the_way(names):
@@ -109,18 +112,13 @@ class Registrar:
             found = await self._follow(wanted[place], counter)
             if found is None:
                 return
-            self._failed.pop(place, None)
-            self._done.pop(place, None)
             if found.error is None:
-                self._done[place] = wanted[place].key
+                self._done[place] = keys[place]
+                self._again.pop(place, None)
             else:
-                self._failed[place] = (wanted[place].key, time.monotonic() + _AFTER_FAILURE)
+                self._done.pop(place, None)
+                self._again[place] = time.monotonic() + _AFTER_FAILURE
         self._seen = counter
-
-    def _is_due(self, place: tuple[int, int], one: _Wanted) -> bool:
-        failed = self._failed.get(place)
-        waits = failed is not None and failed[0] == one.key and failed[1] > time.monotonic()
-        return not waits and self._done.get(place) != one.key
 
     async def _follow(self, one: _Wanted, counter: int) -> Registration | None:
         """See to a table, and store what is so then; None: the catalog has changed, and the table may have left."""
@@ -171,7 +169,8 @@ class Registrar:
 
 def _wanted(state: State) -> dict[tuple[int, int], _Wanted]:
     """Return the ready tables that are to have a name, or have one."""
-    layouts = {one.oid: one.options.layouts for one in state.subscriptions}
+    # Of all that layouts say this is asked for at each change of the catalog.
+    layouts = {one.oid: Layouts(register=registers_of(one.options.register)) for one in state.subscriptions}
     held = {(one.subid, one.relid): one for one in state.registrations}
     found = {}
     for one in state.relations:

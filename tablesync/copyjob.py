@@ -37,13 +37,13 @@ from pubsub.delta.table import (
     generation_of,
     has_files,
     partition_fields,
-    quote,
 )
 from pubsub.delta.writers import arrow_writer, copy_chunks
 from pubsub.delta.writers.choose_writer import refuse_statement
 from pubsub.protocol.column_types import is_nested, spark_ddl
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.copy_out import Cut
+from pubsub.sql.identifiers import quote_for_spark as quote
 from tablesync import chunk_reader, history_copy, task_secrets
 from tablesync.choose_copier import Range, ranges, takes_job
 from tablesync.chunk_reader import CopySource

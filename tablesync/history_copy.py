@@ -12,11 +12,12 @@ from pubsub.delta.alter import widen
 from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action
-from pubsub.delta.table import HISTORY, TargetTable, another_history, has_files, properties, query, quote
+from pubsub.delta.table import HISTORY, TargetTable, another_history, has_files, properties, query
 from pubsub.delta.writers import arrow_writer
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.identifiers import quote_for_spark as quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -32,6 +32,7 @@ from pubsub.object_stores import options
 from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.type_contract import VARIANT
+from pubsub.sql.identifiers import quote_for_spark as quote
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -460,11 +461,6 @@ def spark_ddl(data_type: pa.DataType) -> str:
         return column_types.spark_ddl(data_type)
     except KeyError:
         raise FeatureNotSupported(f"a Delta table with a column of type {data_type} cannot be replicated to") from None
-
-
-def quote(name: str) -> str:
-    """Quote an identifier for Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def check_exists(path: str, relation: str) -> None:

@@ -51,6 +51,11 @@ def quote_identifier(name: str, keywords: Set[str] = QUOTED) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_for_spark(name: str) -> str:
+    """Quote an identifier for Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def quote_qualified(schema: str | None, name: str) -> str:
     """Return schema.name, quoted where needed (ruleutils.c: quote_qualified_identifier)."""
     return quote_identifier(name) if schema is None else f"{quote_identifier(schema)}.{quote_identifier(name)}"

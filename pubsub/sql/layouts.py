@@ -33,6 +33,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.nearest import nearest
+from pubsub.sql.identifiers import quote_for_spark
 from pubsub.sql.lexer import Kind, Token, tokenize
 from pubsub.sql.mask_rules import MaskRule, rule_of
 
@@ -71,11 +72,6 @@ _TRUNCATE: Final[Mapping[str, Truncate]] = {"follow": "follow", "ignore": "ignor
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
-def quoted(name: str) -> str:
-    """Return a name in the quotes of Spark's SQL."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 class TableName(NamedTuple):
     """A table's name in one of Spark's catalogs."""
 
@@ -85,7 +81,7 @@ class TableName(NamedTuple):
 
     def __str__(self) -> str:
         """Return it as Spark's SQL has it, with quotes where they are needed."""
-        return ".".join(part if _PLAIN.fullmatch(part) else quoted(part) for part in self)
+        return ".".join(part if _PLAIN.fullmatch(part) else quote_for_spark(part) for part in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,14 +120,8 @@ def test_names_are_swapped(replica: Replica, schema: str) -> None:
         "the tables' names",
     )
 
-    def swapped() -> bool:
-        session = replica.node.spark.session
-        if tables(replica, schema) != {"a", "b"}:
-            return False
-        found = {name: session.sql(f"DESCRIBE DETAIL {schema}.{name}").collect()[0].location for name in "ab"}
-        return {name: path.removeprefix("file:") for name, path in found.items()} == {"a": paths["b"], "b": paths["a"]}
-
-    wait_until(swapped, "the names to be swapped")
+    both = {f"public.{name}": (f"spark_catalog.{schema}.{name}", None) for name in "ab"}
+    until(replica, lambda now: now == both)
     replica.caught_up()
     assert (read(replica, f"{schema}.a"), read(replica, f"{schema}.b")) == ([(2,), (3,)], [(1,), (4,)])
     replica.execute('ALTER TABLE a RENAME TO "A"; INSERT INTO "A" VALUES (5)')

@@ -38,8 +38,8 @@ from pubsub.delta.log.transactions import (
     UnknownOutcome,
 )
 from pubsub.delta.spark.spark_session import Spark
-from pubsub.delta.table import quote
 from pubsub.errors import UndefinedTable
+from pubsub.sql.identifiers import quote_for_spark as quote
 from pubsub.texts import first_line
 
 if TYPE_CHECKING:

@@ -6,13 +6,15 @@ with it.  What is there is looked at through Spark's own interface of catalogs, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import AnalysisException
 
 from pubsub import faults
 from pubsub.errors import DuplicateObject, FeatureNotSupported
-from pubsub.sql.layouts import TableName, quoted
+from pubsub.sql.identifiers import quote_for_spark
+from pubsub.sql.layouts import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +39,8 @@ def register(session: SparkSession, path: str, name: TableName) -> bool:
             hint="Drop it, or choose another name in the subscription option register.",
         )
     if not catalog.namespaceExists(place.namespace()):
-        session.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted(name.catalog)}.{quoted(name.schema)}")
-    session.sql(f"CREATE TABLE {'.'.join(map(quoted, name))} USING delta LOCATION {_literal(path)}")
+        session.sql(f"CREATE SCHEMA IF NOT EXISTS {_sql(name[:2])}")
+    session.sql(f"CREATE TABLE {_sql(name)} USING delta LOCATION {_literal(path)}")
     faults.point("table registered")
     return True
 
@@ -57,7 +59,7 @@ def forget(session: SparkSession, path: str, name: TableName) -> bool:
             f'"{name}" is not dropped: the catalog would delete its files',
             detail=f"It is a table of type {kind}.",
         )
-    session.sql(f"DROP TABLE {'.'.join(map(quoted, name))}")
+    session.sql(f"DROP TABLE {_sql(name)}")
     return True
 
 
@@ -91,6 +93,10 @@ def _qualified(session: SparkSession, path: str) -> str:
     return str(
         found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(found).toString()
     )
+
+
+def _sql(names: Iterable[str]) -> str:
+    return ".".join(map(quote_for_spark, names))
 
 
 def _literal(text: str) -> str:

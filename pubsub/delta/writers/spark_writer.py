@@ -32,12 +32,12 @@ from pubsub.delta.table import (
     filled_columns,
     identity_columns,
     not_at_version,
-    quote,
     spark_ddl,
 )
 from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Expected, Folded
 from pubsub.protocol.output.variants import exact_text
 from pubsub.protocol.type_contract import VARIANT
+from pubsub.sql.identifiers import quote_for_spark as quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
