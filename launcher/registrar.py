@@ -158,8 +158,9 @@ class Registrar:
                 detail=known.detail,
                 hint=known.hint,
             )
-            # Until the old name is gone it is the one to remember: the new one is found to be there again.
-            return Registration(relation.subid, relation.relid, relation.path, had, first_line(known), known.hint)
+            # Until the old name is gone it is the one to remember, with its path: the new one is found to be there again.
+            path = relation.path if held is None or had is None else held.path
+            return Registration(relation.subid, relation.relid, path, had, first_line(known), known.hint)
         return Registration(relation.subid, relation.relid, relation.path, name)
 
     async def _forget(self, relation: SubscriptionRel, path: str, name: TableName) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,19 @@ def test_a_managed_table_is_not_dropped(replica: Replica, schema: str) -> None:
         table_names.register(session, path + "x", name)
     assert not table_names.forget(session, path + "x", name)
     assert tables(replica, schema) == {"m"}
+
+
+@pytest.mark.full
+def test_a_thread_that_has_run_no_sql(replica: Replica, schema: str, tmp_path: Path) -> None:
+    """As that of a daemon that finds the new name there after a crash, and has only to take the old one away."""
+    session = replica.node.spark.session
+    session.sql(f"CREATE SCHEMA {schema}")
+    session.sql(f"CREATE TABLE {schema}.t (x int) USING delta LOCATION '{tmp_path}/t'")
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(
+            table_names.forget, session, f"{tmp_path}/t", TableName("spark_catalog", schema, "t")
+        ).result()
+    assert tables(replica, schema) == set()
 
 
 @pytest.mark.full

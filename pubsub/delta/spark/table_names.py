@@ -66,6 +66,9 @@ def forget(session: SparkSession, path: str, name: TableName) -> bool:
 def _found(session: SparkSession, name: TableName) -> tuple[Any, Any]:
     """Return Spark's catalog, and the table's identifier in it."""
     jvm: Any = session._jvm
+    # What is called without SQL reads the settings of the session that is active in its thread: without one Spark does not see that
+    # Delta's catalog is in place of its own, and a table comes without its entry in the catalog, which says of which type it is.
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
     namespace = session._sc._gateway.new_array(jvm.java.lang.String, 1)  # type: ignore[union-attr]
     namespace[0] = name.schema
     catalog = session._jsparkSession.sessionState().catalogManager().catalog(name.catalog)
