@@ -273,6 +273,7 @@ class ApplyWorker:
             parallel=commands.streams_in_parallel(options),
             ahead=self._ahead(),
             two_phase=start.two_phase,
+            timers=ReloadedTimers(subscription, self._settings),
         )
 
     async def _follow(
@@ -488,17 +489,34 @@ def open_buffer(settings: Settings, worker: str) -> ReorderBuffer:
     return ReorderBuffer(settings.spill_directory / worker, settings.logical_decoding_work_mem)
 
 
+@dataclass(frozen=True, slots=True)
+class ReloadedTimers:
+    """A connection's timers as the subscription and the node's settings say now: a reload changes these in place."""
+
+    subscription: Subscription
+    settings: Settings
+
+    @property
+    def status_interval(self) -> float:
+        """The seconds between reports; 0: none unless asked for."""
+        return self.settings.wal_receiver_status_interval
+
+    @property
+    def receiver_timeout(self) -> float:
+        """The seconds of silence after which a publisher is given up; 0: never."""
+        own = self.subscription.options.wal_receiver_timeout
+        return self.settings.wal_receiver_timeout if own is None else own
+
+
 def limits(subscription: Subscription, settings: Settings) -> Limits:
     """Return a pipeline's limits from the subscription's options and the node's settings."""
-    options = subscription.options
+    options, timers = subscription.options, ReloadedTimers(subscription, settings)
     return Limits(
         rows=options.batch_rows,
         nbytes=options.batch_bytes,
         age=options.batch_age,
-        status_interval=settings.wal_receiver_status_interval,
-        receiver_timeout=settings.wal_receiver_timeout
-        if options.wal_receiver_timeout is None
-        else options.wal_receiver_timeout,
+        status_interval=timers.status_interval,
+        receiver_timeout=timers.receiver_timeout,
         memory=settings.logical_decoding_work_mem,
         message=settings.max_message_size,
     )

@@ -53,6 +53,10 @@ class CopiesAtOnce:
         self._closed = False
         self._failed_at: dict[int, float] = {}
 
+    def adjust(self, most: int, pause: float) -> None:
+        """Take over settings that were reloaded."""
+        self._most, self._pause = most, pause
+
     def may_begin(self, today: datetime) -> bool:
         """Return whether copies begin at this time of the day."""
         return not self._window.wait(today)

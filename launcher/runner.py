@@ -248,6 +248,8 @@ class Runner:
     async def _keep_syncing(self, group: asyncio.TaskGroup) -> None:
         while not self._ending.is_set():
             self._changed.clear()
+            settings = self._node.settings
+            self._copies.adjust(settings.max_sync_workers_per_subscription, settings.wal_retrieve_retry_interval)
             relations = await self._node.catalog.relations(self.subscription.oid)
             if self._ending.is_set():
                 break

@@ -37,7 +37,7 @@ logger = structlog.get_logger()
 class Service:
     """The running workers, made by `start`.  The process holds the daemon locks of node and catalog until `stop`.
 
-    `lock`: the node's, to be released by `stop`; None if the caller holds it.  `drain_timeout`: in seconds.
+    `lock`: the node's, to be released by `stop`; None if the caller holds it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Service:
         engine: Engine,
         writers: TableWriters,
         launcher: Launcher,
-        drain_timeout: float,
+        settings: Settings,
     ) -> None:
         self.spark = spark
         self.engine = engine
@@ -57,7 +57,7 @@ class Service:
         self.launcher = launcher
         self._catalog = catalog
         self._lock = lock
-        self._drain_timeout = drain_timeout
+        self._settings = settings
         self._spill = spill
         self._running = asyncio.create_task(launcher.run(), name="launcher")
         self._starting_spark: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class Service:
             index=index,
         )
         launcher = Launcher(settings, catalog, engine, writers, node.node_id, verify)
-        service = cls(catalog, lock, spill, spark, engine, writers, launcher, settings.drain_timeout)
+        service = cls(catalog, lock, spill, spark, engine, writers, launcher, settings)
         service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
 
@@ -141,7 +141,7 @@ class Service:
     async def stop(self) -> None:
         """Drain the workers within drain_timeout, end Spark and release the locks.  Raises the launcher's error."""
         self.launcher.stop()
-        self._catalog.end_within(self._drain_timeout + self._catalog.timeout)
+        self._catalog.end_within(self._settings.drain_timeout + self._catalog.timeout)
         self._measuring.cancel()
         # Work that waits for a JVM which hangs would otherwise never end.
         with self.spark.killed_if_hung():

@@ -72,6 +72,20 @@ PARAMETERS: Final = {
 }
 
 
+#: Those that a reload changes in what runs; the workers start again for any other.
+_RELOADED: Final = frozenset(
+    {
+        "wal_receiver_timeout",
+        "wal_receiver_status_interval",
+        "wal_retrieve_retry_interval",
+        "max_sync_workers_per_subscription",
+        "max_resyncs_per_day",
+        "catalog_poll_interval",
+        "drain_timeout",
+    }
+)
+
+
 #: Settings that are connection strings, which may hold passwords.
 _CONNECTIONS: Final = frozenset({"catalog.url", "walsender.upstream", "walsender.wal_source"})
 
@@ -197,6 +211,19 @@ class Settings(Table):
                 detail="Versions whose files are kept must stay readable.",
             )
         return settings
+
+    def take_over(self, found: Settings) -> bool:
+        """Change in place what differs from `found`, if whatever reads these settings reads them again; else return False.
+
+        The server for subscribers waits for its upstream server by a wal_receiver_timeout of its own, as of its start.
+        """
+        differing = {name for name in type(self).model_fields if getattr(self, name) != getattr(found, name)}
+        if not differing <= _RELOADED or ("wal_receiver_timeout" in differing and self.walsender.upstream is not None):
+            return False
+        for name in differing:
+            # Frozen for everybody else: a reload alone may change what a process has in common.
+            object.__setattr__(self, name, getattr(found, name))
+        return True
 
     @property
     def catalog_location(self) -> str | Path:

@@ -21,7 +21,7 @@ from apply.promotion import Promotion
 from apply.schema_changes import attributes
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import load
-from apply.worker import binary_types, follower, limits, open_buffer, stream_options
+from apply.worker import ReloadedTimers, binary_types, follower, limits, open_buffer, stream_options
 from apply.worker_statistics import Figures
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
@@ -192,6 +192,7 @@ class CatchUp:
                 self._figures,
                 buffer=buffer,
                 parallel=commands.streams_in_parallel(options),
+                timers=ReloadedTimers(self._subscription, self._settings),
             )
             try:
                 await pipeline.run()

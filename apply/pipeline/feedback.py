@@ -22,7 +22,7 @@ from typing import Final
 from apply.batch import Transaction
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.in_flight import InFlight
-from apply.pipeline.interfaces import Stream, SubscriptionTables, Tables
+from apply.pipeline.interfaces import Stream, SubscriptionTables, Tables, Timers
 from apply.twophase import TwoPhase
 from apply.worker_statistics import Figures
 from catalog.records import LastCommit
@@ -35,7 +35,7 @@ _PATIENCE: Final = 1.0
 class Feedback:
     """Keep what is durable of one stream, and report it.  `flushed` only grows; keepalives raise it to `stop_at` at most.
 
-    `status_interval`: wal_receiver_status_interval, in seconds (0: no status unless requested).  `on_caught_up` is called whenever
+    `timers`: their status_interval is wal_receiver_status_interval (0: no status unless requested).  `on_caught_up` is called whenever
     `advance` finds everything received durable.
     `away_since`: since when, in monotonic seconds, the worker has not been reading the socket; None while it waits on it.
     """
@@ -50,7 +50,7 @@ class Feedback:
         start: Lsn,
         *,
         whole: SubscriptionTables | None,
-        status_interval: float,
+        timers: Timers,
         stop_at: Lsn | None = None,
         two_phase: TwoPhase | None = None,
         on_caught_up: Callable[[], None],
@@ -63,7 +63,7 @@ class Feedback:
         self._tables = tables
         self._whole = whole
         self._figures = figures
-        self._interval = status_interval
+        self._timers = timers
         self._stop_at = stop_at
         self._two_phase = two_phase
         self._on_caught_up = on_caught_up
@@ -178,7 +178,7 @@ class Feedback:
 
     async def report(self) -> None:
         """Send an unrequested status, except with wal_receiver_status_interval = 0 (worker.c: send_feedback)."""
-        if self._interval:
+        if self._timers.status_interval:
             await self.send_status()
 
     async def send_status(self, *, reply: bool = False) -> None:
@@ -194,10 +194,10 @@ class Feedback:
         """
         sent = time.monotonic()
         while True:
-            await asyncio.sleep(min(self._interval, 1.0) or 1.0)
+            await asyncio.sleep(min(self._timers.status_interval, 1.0) or 1.0)
             now = time.monotonic()
             away = self.away_since is not None and now - self.away_since >= 1.0
-            if away or (self._interval and now - sent >= self._interval):
+            if away or (self._timers.status_interval and now - sent >= self._timers.status_interval):
                 sent = now
                 await self.advance()
                 await self.send_status()

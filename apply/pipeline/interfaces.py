@@ -19,7 +19,7 @@ from pubsub.protocol.pgoutput import Relation
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a batch closes (rows, bytes, seconds), and the connection's timers in seconds (0: off).
+    """When a batch closes (rows, bytes, seconds), and the connection's timers in seconds (0: off); see Timers.
 
     `early`: how many batches may close before their age in a row, when the stream is quiet (trigger).  `memory`: the most bytes
     of data received but not yet staged.  `message`: the most bytes of one message.
@@ -33,6 +33,16 @@ class Limits:
     memory: int = 64 << 20
     message: int = 1 << 30
     early: int = 2
+
+
+class Timers(Protocol):
+    """A connection's timers in seconds, 0: off.  They may change while a stream runs, as PostgreSQL's do with a reload."""
+
+    @property
+    def status_interval(self) -> float: ...
+
+    @property
+    def receiver_timeout(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

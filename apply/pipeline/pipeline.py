@@ -33,7 +33,7 @@ from apply.pipeline.commit import commit_table, look_at_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
 from apply.pipeline.in_flight import InFlight
-from apply.pipeline.interfaces import Course, Limits, Stream, SubscriptionTables, Tables
+from apply.pipeline.interfaces import Course, Limits, Stream, SubscriptionTables, Tables, Timers
 from apply.pipeline.receiver import Receiver
 from apply.pipeline.trigger import Trigger
 from apply.staging.destination import Destination, RowInTheWay, WrittenByOthers
@@ -83,7 +83,8 @@ class Pipeline:
     `run` ends when everything up to the course's `stop_at` is durable; nothing after it is applied.  `whole`: `tables` again if
     they are a subscription's; None if they are one table, whose version is its position.  The caller closes `buffer`; without a
     buffer, everything stays in memory and the stream has no transactions in progress.  Without `two_phase` the stream has no
-    prepared transactions.  Up to `ahead` transactions in progress are staged while they arrive (0: none).
+    prepared transactions.  Up to `ahead` transactions in progress are staged while they arrive (0: none).  `timers`: those of the
+    connection, if they may change while it runs; else the limits'.
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class Pipeline:
         parallel: bool = False,
         ahead: int = 0,
         two_phase: TwoPhase | None = None,
+        timers: Timers | None = None,
     ) -> None:
+        timers = timers or limits
         # The buffer is not thread-safe: nothing may be released while a thread spills it to disk.
         self._using_buffer = asyncio.Lock()
         self._whole = whole
@@ -141,13 +144,13 @@ class Pipeline:
             figures,
             course.start,
             whole=whole,
-            status_interval=limits.status_interval,
+            timers=timers,
             stop_at=course.stop_at,
             two_phase=two_phase,
             on_caught_up=self._changed.set,
         )
         self._left: Sequence[bytes] = ()
-        self._receiver = Receiver(stream, self.dispatcher, self._feedback, limits, course.stop_at)
+        self._receiver = Receiver(stream, self.dispatcher, self._feedback, limits, timers, course.stop_at)
         self.boundary = Boundary(self.dispatcher, self._feedback, self._in_flight, self._receiver)
         self._sent_at = 0
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
 from apply.pipeline.held_back import HeldBack
-from apply.pipeline.interfaces import Limits, Stream
+from apply.pipeline.interfaces import Limits, Stream, Timers
 from pubsub.errors import ConnectionFailure, ProgramLimitExceeded
 from pubsub.protocol.lsn import Lsn
 
@@ -26,12 +26,14 @@ class Receiver:
         dispatcher: Dispatcher,
         feedback: Feedback,
         limits: Limits,
+        timers: Timers,
         stop_at: Lsn | None,
     ) -> None:
         self._stream = stream
         self._dispatcher = dispatcher
         self._feedback = feedback
         self._limits = limits
+        self._timers = timers
         self._stop_at = stop_at
         self._held_back: HeldBack | None = None
         # The wait for frames, while there is one.
@@ -92,13 +94,13 @@ class Receiver:
         except TimeoutError:
             self._reading = None
             silence = time.monotonic() - max(self._stream.last_receive, self._reading_since)
-            limit = self._limits.receiver_timeout
+            limit = self._timers.receiver_timeout
             if limit and silence > limit:
                 raise ConnectionFailure(
                     "terminating logical replication worker due to timeout",
                     hint="The publisher sent nothing for wal_receiver_timeout.",
                 ) from None
-            if (limit and silence > limit / 2) or (self._limits.status_interval and self._awaits_position):
+            if (limit and silence > limit / 2) or (self._timers.status_interval and self._awaits_position):
                 await self._feedback.send_status(reply=True)
             return ()
         finally:

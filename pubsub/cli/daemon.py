@@ -2,8 +2,8 @@
 
 SIGTERM, SIGINT   drain: commit and report what was received, for drain_timeout at most; then end
 a second SIGINT   end at once; the next daemon receives again what was not committed
-SIGHUP            read and check pubsub.toml again; if it has changed, restart the workers with it, or with what they had
-                  if it cannot be served
+SIGHUP            read and check pubsub.toml again; if it has changed, go on with it, or restart the workers with it if they
+                  must (Settings.take_over), or with what they had if it cannot be served
 
 With --standby it waits as long as another daemon has the catalog, under the same signals.
 """
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -149,7 +149,7 @@ async def _serve_with(
                         await reservation.end()
                         manager.tell("READY=1")
                         failing = asyncio.create_task(_failed(service, doors))
-                        signalled = await _until_signalled(failing, wanted, settings)
+                        signalled = await _until_signalled(failing, wanted, settings, service.wake)
                         assert signalled is not None, "workers end by an error alone"
                         settings, again = signalled
                         if again:
@@ -283,11 +283,11 @@ async def _monitored_standing_by(settings: Settings) -> AsyncIterator[str | None
 
 
 async def _until_signalled(
-    working: asyncio.Task[None], wanted: _Signals, settings: Settings
+    working: asyncio.Task[None], wanted: _Signals, settings: Settings, reloaded: Callable[[], None] = lambda: None
 ) -> tuple[Settings, bool] | None:
     """Wait for a signal; return the settings, and True if the workers must restart with them, False if the daemon ends.
 
-    Returns None if `working` ends before, and raises its error.
+    Returns None if `working` ends before, and raises its error.  `reloaded` is called when settings were changed in place.
     """
     try:
         while True:
@@ -312,6 +312,10 @@ async def _until_signalled(
                 continue
             for name, before, after in changed(settings, found):
                 logger.info("parameter was changed", parameter=name, before=before, after=after)
+            if settings.take_over(found):
+                logger.info("settings have changed: the workers go on with them")
+                reloaded()
+                continue
             logger.info("settings have changed: the workers start again")
             return found, True
     finally:

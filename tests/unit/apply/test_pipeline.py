@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -386,6 +386,28 @@ async def test_a_table_that_has_left_meanwhile_is_passed_over() -> None:
     assert p.rows("b") == [(1, "x")]
     p.pipeline.drain()
     await task
+
+
+@virtual
+async def test_timers_that_are_reloaded_hold_in_a_stream_that_runs() -> None:
+    @dataclass
+    class Reloaded:
+        status_interval: float = 10.0
+        receiver_timeout: float = 0.0
+
+    timers = Reloaded()
+    p = MemoryPipeline(timers=timers)
+    task = asyncio.create_task(p.run())
+    await asyncio.sleep(1000)
+    told = len(p.stream.statuses)
+    assert 95 <= told <= 105
+    timers.status_interval = 1.0
+    await asyncio.sleep(100)
+    assert 95 <= len(p.stream.statuses) - told <= 105
+    timers.receiver_timeout = 60.0
+    with pytest.raises(ExceptionGroup) as raised:
+        await task
+    assert isinstance(cause(raised.value), ConnectionFailure)
 
 
 @virtual

@@ -204,6 +204,20 @@ def test_tracing(tmp_path: Path) -> None:
         assert "secret" not in caught.value.report(verbose=True)
 
 
+def test_a_reload_changes_in_place_what_is_read_again(tmp_path: Path) -> None:
+    settings = load(tmp_path, "")
+    held = settings
+    assert settings.take_over(load(tmp_path, 'wal_receiver_timeout = "2min"\nmax_sync_workers_per_subscription = 5'))
+    assert (held.wal_receiver_timeout, held.show("max_sync_workers_per_subscription")) == (120.0, "5")
+    assert settings == load(tmp_path, 'wal_receiver_timeout = "2min"\nmax_sync_workers_per_subscription = 5')
+    # All or nothing.
+    assert not settings.take_over(load(tmp_path, 'wal_receiver_timeout = "3min"\n[http]\nready_lag = "5min"'))
+    assert settings.wal_receiver_timeout == 120.0
+    served = load(tmp_path, '[walsender]\nupstream = "host=h"')
+    assert not served.take_over(load(tmp_path, 'wal_receiver_timeout = "3min"\n[walsender]\nupstream = "host=h"'))
+    assert served.take_over(load(tmp_path, 'drain_timeout = "3min"\n[walsender]\nupstream = "host=h"'))
+
+
 def test_http(tmp_path: Path) -> None:
     found = load(tmp_path, '[http]\nlisten = "127.0.0.1:9187"\nready_lag = "5min"').http
     assert (found.place(), found.ready_lag) == (("127.0.0.1", 9187), 300.0)

@@ -29,6 +29,9 @@ class NoWorkers:
     async def stop(self) -> None:
         pass
 
+    def wake(self) -> None:
+        pass
+
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
@@ -64,6 +67,36 @@ async def test_what_else_is_in_use_ends_a_daemon_that_stands_by(
         with pytest.raises(ObjectInUse, match="spill directory"):
             await serve(Common(tmp_path, verbose=False), standby=True)
     assert not events
+
+
+async def test_settings_that_a_reload_changes_in_place(events: list[Any], tmp_path: Path) -> None:
+    """A longer pause after failures once made every worker start again, and copies begin anew."""
+
+    def count(event: str) -> int:
+        return sum(entry["event"] == event for entry in events)
+
+    file = tmp_path / "pubsub.toml"
+    running = asyncio.create_task(serve(Common(tmp_path, verbose=False)))
+    try:
+        await until(lambda: count("daemon has started") == 1, running)
+        file.write_text('wal_retrieve_retry_interval = "7s"\nwal_receiver_timeout = "2min"\n')
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: count("settings have changed: the workers go on with them") == 1, running)
+        assert {entry["parameter"] for entry in events if entry["event"] == "parameter was changed"} == {
+            "wal_retrieve_retry_interval",
+            "wal_receiver_timeout",
+        }
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: count("settings are unchanged") == 1, running)
+        file.write_text('wal_retrieve_retry_interval = "7s"\nlogical_decoding_work_mem = "1MB"\n')
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: count("daemon has started") == 2, running)
+        assert count("settings have changed: the workers start again") == 1
+    finally:
+        if not running.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        code = await running
+    assert code == 0
 
 
 NOT_SERVED = {
