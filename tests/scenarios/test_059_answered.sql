@@ -316,3 +316,16 @@ SELECT id, part IN (0.1, -2.50), part IN (0.1), part NOT IN (0.1, 3), part IN (0
 SELECT id, part = ANY (ARRAY[0.1, 3]), part <> ALL (ARRAY[0.1, 1.1]), part = ANY ('{0.1,3}'), part = ANY (ARRAY[0.1, part]) FROM customers ORDER BY id
 SELECT id, part IN (16777217, 1.1), big IN (10000000000, CAST(0.5 AS real)), balance IN (10.5, CAST(0.1 AS real), 1) FROM customers ORDER BY id
 SELECT id, part IN ('0.1', 3), part IN (0.1, NULL), part IN (0.1, 3, NULL), ratio IN (0.1, 2.5), id IN (1, 2.0) FROM customers ORDER BY id
+-- -0 is 0 where values are told from each other, and where they are ordered; characters have no blanks at their end there
+SELECT count(DISTINCT balance * '0'::real), sum(DISTINCT ratio * 0), avg(DISTINCT ratio * 0 + id / 3), count(DISTINCT ratio) FROM customers WHERE id < 4
+SELECT count(DISTINCT code), count(DISTINCT part * 0) FROM customers WHERE id < 4
+SELECT id FROM customers WHERE id < 4 ORDER BY ratio * 0, id DESC
+SELECT id, part * 0 AS zero FROM customers WHERE id < 4 ORDER BY zero DESC, id DESC
+SELECT id, rank() OVER (ORDER BY ratio * 0), count(*) OVER (PARTITION BY ratio * 0) FROM customers WHERE id < 4 ORDER BY id
+SELECT DISTINCT ON (ratio * 0) id FROM customers WHERE id < 4 ORDER BY ratio * 0, id DESC
+SELECT DISTINCT ON (code) code, id FROM customers ORDER BY code, id DESC
+SELECT DISTINCT ratio FROM customers ORDER BY ratio DESC
+SELECT DISTINCT ratio * 0 FROM customers WHERE id IN (1, 2)
+SELECT ratio * 0 AS z, id FROM customers WHERE id < 4 UNION ALL SELECT 0, 9 ORDER BY 1, 2
+SELECT part, count(*), sum(ratio) FROM customers GROUP BY part ORDER BY part, sum(ratio)
+SELECT code, 1 AS n FROM customers UNION ALL SELECT code, 2 FROM customers ORDER BY code, n DESC

@@ -27,6 +27,7 @@ from pubsub.node.select.types import (
     UNKNOWN,
     Type,
     array_of,
+    ordering,
 )
 from pubsub.node.select.values import NULL, Value, name, quoted
 from pubsub.node.select.windows import Window, window_of
@@ -451,7 +452,7 @@ class Expressions:
             raise FeatureNotSupported(
                 f"an order by type {value.type.name} is not supported", hint=kept_hint(value.type)
             )
-        return f"rtrim({value.engine}, ' ')" if value.type == BPCHAR else value.engine
+        return ordering(value.type, value.engine)
 
     def _windowed(self, node: Any) -> Value:
         """Translate an aggregate with FILTER, a call with OVER, or both."""

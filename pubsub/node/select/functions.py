@@ -38,6 +38,7 @@ from pubsub.node.select.types import (
     common,
     implicit,
     numeric,
+    ordering,
 )
 from pubsub.node.select.values import NULL, Value, composed, divide, quoted, rounded
 
@@ -404,7 +405,7 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
                 raise FeatureNotSupported(
                     f"DISTINCT of type {given[0].type.name} is not supported", hint=kept_hint(given[0].type)
                 )
-            return Value(INT8, f"count({'*' if star else _distinct(distinct) + given[0].engine})")
+            return Value(INT8, f"count({'*' if star else _counted(given[0], distinct=distinct)})")
         raise undefined(name, given)
     if name == "string_agg" and len(given) == 2 and all(implicit(value.type, TEXT) for value in given):
         text, between = (coerced(value, TEXT).engine for value in given)
@@ -420,14 +421,14 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
     match name:
         case "sum" if type_.is_number:
             if type_ in (FLOAT4, FLOAT8):
-                return Value(type_, f"CAST(sum({inner}{value.engine}) AS {type_.engine})")
+                return Value(type_, f"CAST(sum({_counted(value, distinct=distinct)}) AS {type_.engine})")
             if type_.name in ("smallint", "integer"):
                 return Value(INT8, f"sum({inner}CAST({value.engine} AS BIGINT))")
             wide = numeric(type_.scale)
             return Value(wide, f"sum({inner}CAST({value.engine} AS {wide.engine}))")
         case "avg" if type_.is_number:
             if not type_.is_exact:
-                return Value(FLOAT8, f"avg({inner}CAST({value.engine} AS DOUBLE))")
+                return Value(FLOAT8, f"avg({_counted(cast(value, FLOAT8), distinct=distinct)})")
             wide = numeric(type_.scale)
             total = f"sum({inner}CAST({value.engine} AS {wide.engine}))"
             many = f"count({inner}{value.engine})"
@@ -453,6 +454,11 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
             if type_.kept and name in ("min", "max", "sum", "avg", "array_agg"):
                 raise FeatureNotSupported(f"function {name}({type_.name}) is not supported", hint=kept_hint(type_))
             raise undefined(name, given)
+
+
+def _counted(value: Value, *, distinct: bool) -> str:
+    """Return what an aggregate is given, with DISTINCT as PostgreSQL tells values from each other."""
+    return f"DISTINCT {ordering(value.type, value.engine)}" if distinct else value.engine
 
 
 def _distinct(distinct: bool) -> str:

@@ -22,7 +22,7 @@ from pubsub.node.select.names import figure_name
 from pubsub.node.select.relations import Relations, kept_whole, renamed
 from pubsub.node.select.scope import Scope, folded, value_of
 from pubsub.node.select.translated import Finder, Output, Relation, Translated
-from pubsub.node.select.types import BPCHAR, INTERVAL, TEXT, UNKNOWN, Type, common
+from pubsub.node.select.types import BPCHAR, FLOAT4, FLOAT8, INTERVAL, TEXT, UNKNOWN, Type, common, ordering
 from pubsub.node.select.values import Value
 from pubsub.node.select.windows import defined
 
@@ -261,7 +261,8 @@ class Queries:
         found = []
         for one in on.expressions if isinstance(on, exp.Tuple) else [on]:
             place = _by_name(one, columns, "DISTINCT ON")
-            found.append(values[place][2].engine if place is not None else read.value(one).engine)
+            value = values[place][2] if place is not None else read.value(one)
+            found.append(ordering(value.type, value.engine))
         return f"DISTINCT ON ({', '.join(found)}) "
 
     def _order(
@@ -282,12 +283,17 @@ class Queries:
                 parts.append(direction(one, read.sortable(read.value(one.this))))
                 continue
             value = values[place][2]
-            sql = read.sortable(value)
+            sql, column = read.sortable(value), columns[place]
+            if not on and value.type in (FLOAT4, FLOAT8):
+                # DISTINCT leaves one of 0 and -0.
+                plain = node.args.get("distinct") is not None
+                parts.append(direction(one, column.engine if plain else ordering(column.type, column.engine)))
+                continue
             if sql != value.sql and node.args.get("distinct") is not None and not on:
                 raise FeatureNotSupported(
                     f"DISTINCT with ORDER BY of type {value.type.name} is not supported", hint="Cast it to text."
                 )
-            parts.append(direction(one, sql if on or sql != value.sql else columns[place].engine))
+            parts.append(direction(one, sql if on or sql != value.sql else column.engine))
         return f" ORDER BY {', '.join(parts)}"
 
     # Sets of queries
@@ -339,7 +345,7 @@ class Queries:
                     detail="Only result column names can be used, not expressions or functions.",
                     hint="Add the expression/function to every SELECT, or move the UNION into a FROM clause.",
                 )
-            parts.append(direction(one, columns[place].engine))
+            parts.append(direction(one, ordering(columns[place].type, columns[place].engine)))
         return Translated(f"{sql}{' ORDER BY ' + ', '.join(parts) if parts else ''}{_limits(node)}", columns)
 
     def _values(self, node: Any, parent: Scope | None) -> Translated:

@@ -266,3 +266,10 @@ def implicit(given: Type, wanted: Type) -> bool:
     if given.is_time and wanted.is_time:
         return _TIMES.index(given.name) <= _TIMES.index(wanted.name)
     return given.is_text and wanted.is_text
+
+
+def ordering(type_: Type, sql: str) -> str:
+    """Return by what a value of a type is ordered, and told from others: -0 is 0, and blanks at the end of a character are none."""
+    if type_ in (FLOAT4, FLOAT8):
+        return f"({sql} + 0.0)"
+    return f"rtrim({sql}, ' ')" if type_ == BPCHAR else sql
