@@ -75,8 +75,21 @@ class Publish:
         return self._process.pid
 
     def tail(self) -> str:
-        """Return the end of its log."""
-        return self._log.read_text()[-3000:]
+        """Return the end of its log, and how far its streams and slots are."""
+        return f"{self._log.read_text()[-3000:]}\n{self._positions()}"
+
+    def _positions(self) -> str:
+        if self._process.poll() is not None:
+            return "It has ended."
+        questions = (
+            "SELECT application_name, state, sent_lsn, write_lsn, flush_lsn, pg_current_wal_flush_lsn() FROM pg_stat_replication",
+            "SELECT slot_name, active, restart_lsn, confirmed_flush_lsn FROM pg_replication_slots",
+        )
+        try:
+            with self.connect(connect_timeout=10, options="-c statement_timeout=10s") as connection:
+                return "\n".join(str(row) for one in questions for row in connection.execute(one.encode()))
+        except psycopg.Error as error:
+            return f"It does not tell of its streams: {error}"
 
     def conninfo(self, **more: Any) -> str:
         """Return the connection string of the upstream database by way of it."""
