@@ -74,6 +74,11 @@ class Servers:
 _SERVERS: Final = pytest.StashKey[Servers]()
 
 
+def usual_version() -> str:
+    """Return the version of the servers that tests use if they name none."""
+    return os.environ.get("PUBSUB_TEST_VERSION", "18")
+
+
 def shared(request: pytest.FixtureRequest) -> Servers:
     """Return the run's servers.
 
@@ -94,8 +99,8 @@ def servers(request: pytest.FixtureRequest) -> Servers:
 
 @pytest.fixture(scope="session")
 def publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """The shared PostgreSQL 18."""
-    return shared(request)["18"]
+    """The shared PostgreSQL 18, or the version that $PUBSUB_TEST_VERSION says."""
+    return shared(request)[usual_version()]
 
 
 @pytest.fixture(scope="session")
@@ -130,8 +135,8 @@ def any_publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """An empty database on PostgreSQL 18."""
-    yield from fresh(shared(request)["18"])
+    """An empty database on the server of `publisher`."""
+    yield from fresh(shared(request)[usual_version()])
 
 
 @pytest.fixture(params=VERSIONS)

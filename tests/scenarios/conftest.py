@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pubsub.delta.spark.spark_session import Spark
-from pubsub.testing.fixtures import Database
+from pubsub.testing.fixtures import Database, usual_version
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import claim_target
 from tests.support.publish import Publish, ServedReplica
@@ -67,7 +67,7 @@ def stock_server() -> Iterator[EmbeddedPostgres]:
         "max_worker_processes": 30,
         "max_active_replication_origins": 30,
     }
-    with EmbeddedPostgres("18", settings=settings) as server:
+    with EmbeddedPostgres(usual_version(), settings=settings) as server:
         yield server
 
 
