@@ -11,7 +11,7 @@ from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import create_slot, drop_slot
+from pubsub.publisher.replication import abandon_slot, create_slot
 
 #: A part of a server's error text and the hint for it: no logical decoding, or no slot left.
 _HINTS: Final = (
@@ -48,9 +48,7 @@ async def make_slot(
     except asyncio.CancelledError:
         if not there:  # the slot may have been finished at that moment, and the connection is closed
             async with await session.connect(subscription, conninfo) as another:
-                # The request to cancel may have been lost: the walsender would wait on, and dropping its slot with it.
-                await slots.stop_user(another, slot)
-                await drop_slot(another, slot, missing_ok=True, wait=True)
+                await abandon_slot(another, slot, connection.backend_pid)
         raise
     finally:
         telling.cancel()

@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 from psycopg.pq import ExecStatus
 
-from pubsub.errors import ConnectionFailure, FeatureNotSupported, ProtocolViolation, PublisherError
+from pubsub.errors import ConnectionFailure, FeatureNotSupported, ObjectInUse, ProtocolViolation, PublisherError
 from pubsub.protocol import commands
 from pubsub.protocol.copyboth import StatusUpdate, pg_now, write_client_message
 from pubsub.protocol.lsn import Lsn
@@ -30,6 +30,16 @@ from pubsub.publisher.fields import number
 UNDEFINED_OBJECT: Final = "42704"
 
 RECEIVE_BYTES: Final = 1 << 20
+
+_RETRY: Final = 0.05  # seconds
+_CANCEL_USER: Final = """
+SELECT pg_cancel_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1::text AND active_pid IS NOT NULL
+"""
+# Behind a proxy the process is another one, and may be anybody's.
+_CREATOR: Final = """
+SELECT 1 FROM pg_stat_activity
+ WHERE pid = $1::int AND usename = current_user AND application_name = current_setting('application_name')
+"""
 
 _BUFFER_BYTES: Final = 256 << 10
 _CLOSE_TIMEOUT: Final = 5.0  # seconds
@@ -127,6 +137,23 @@ async def drop_slot(connection: Connection, name: str, *, missing_ok: bool = Fal
             return False
         raise _explained(error, f'could not drop replication slot "{name}" on publisher') from error
     return True
+
+
+async def abandon_slot(connection: Connection, name: str, creator: int) -> None:
+    """Drop a slot whose creation was given up, and let its walsender, the process `creator`, end.  Raises PublisherError.
+
+    The walsender may be waiting for transactions, and a request to cancel be lost: it may not even have read the command yet,
+    which it does before it notices that its client is gone.
+    """
+    while True:
+        await connection.query(_CANCEL_USER, [name])
+        try:
+            if await drop_slot(connection, name, missing_ok=True) or not await connection.query(_CREATOR, [creator]):
+                return
+        except PublisherError as error:
+            if error.sqlstate != ObjectInUse.default_sqlstate:
+                raise
+        await asyncio.sleep(_RETRY)
 
 
 async def alter_slot(

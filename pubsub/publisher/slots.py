@@ -127,11 +127,6 @@ async def slot_user(connection: Connection, slot: str) -> str | None:
     return f'Process {pid} ("{application}") of role "{user}" {where} reads it, connected since {since}.'
 
 
-async def stop_user(connection: Connection, slot: str) -> None:
-    """Cancel what the slot's user runs, if it has one.  Raises PublisherError."""
-    await connection.query(_STOP_USER, [slot])
-
-
 async def prepared_transactions(connection: Connection) -> set[tuple[int, str]]:
     """Return the prepared transactions of the connection's database: xids and gids.  A standby lists none."""
     rows = await connection.query(_PREPARED)
@@ -181,10 +176,6 @@ SELECT slot.name, l.transactionid, holder.pid, a.usename, a.application_name, a.
   LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
  WHERE w.backend_type = 'walsender' AND w.state = 'active'
    AND (l.pid IS NOT NULL OR pg_is_in_recovery() AND w.query_start < clock_timestamp() - interval '3 s')
-"""
-
-_STOP_USER: Final = """
-SELECT pg_cancel_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1::text AND active_pid IS NOT NULL
 """
 
 _SLOT_USER: Final = """

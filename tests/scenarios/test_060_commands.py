@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -26,6 +27,7 @@ from typer.testing import CliRunner, Result
 
 from launcher.slot_creation import make_slot
 from pubsub.cli.app import app
+from pubsub.publisher import replication
 from pubsub.publisher.connection import Connection
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -48,7 +50,7 @@ class Cli:
 
         `ignored`: with SIGINT ignored, as a shell starts its background jobs.
         """
-        command = [sys.executable, "-m", "pubsub.cli", *self.arguments(*arguments)]
+        command = [sys.executable, "-X", "faulthandler", "-m", "pubsub.cli", *self.arguments(*arguments)]
         if ignored:
             command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -351,7 +353,11 @@ def interrupted(process: subprocess.Popen[str], seconds: float) -> int:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE)
+    try:
+        _, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        raise AssertionError(f"it goes on: {process.communicate()[1]}") from None
     if process.returncode == 130:
         assert err.endswith("ERROR:  canceling statement due to user request\n"), err
         assert "Traceback" not in err, err
@@ -460,6 +466,44 @@ async def test_a_lost_request_to_cancel_holds_nothing_up(database: Database, mon
         with pytest.raises(asyncio.CancelledError):
             async with asyncio.timeout(60):
                 await making
+        assert slots(database) == []
+
+
+@pytest.mark.full
+async def test_cancelled_before_the_walsender_has_read_the_command(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it begins to make the slot after it was to stop, for a client that is gone."""
+    sent = asyncio.Event()
+
+    async def connect(_: str, conninfo: str) -> Connection:
+        return await Connection.connect(conninfo, replication=True)
+
+    async def create_slot(connection: Connection, *arguments: Any, **more: Any) -> object:
+        os.kill(connection.backend_pid, signal.SIGSTOP)
+        sent.set()
+        return await replication.create_slot(connection, *arguments, **more)
+
+    monkeypatch.setattr("launcher.slot_creation.create_slot", create_slot)
+    session: Any = SimpleNamespace(connect=connect, notice=lambda *_, **__: None)
+    with database.server.connect(database.name) as other:
+        other.execute("BEGIN; CREATE TABLE t (id int)")
+        connection = await connect("s", database.conninfo)
+        making = asyncio.create_task(
+            make_slot(session, connection, "s", database.conninfo, "s", two_phase=False, failover=False)
+        )
+        try:
+            await sent.wait()
+            making.cancel()
+            await asyncio.wait({making}, timeout=1)
+            assert not making.done(), "it waits for the walsender's end"
+        finally:
+            os.kill(connection.backend_pid, signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(PATIENCE):
+                await making
+        there = f"SELECT 1 FROM pg_stat_activity WHERE pid = {connection.backend_pid}"
+        await asyncio.to_thread(wait_until, lambda: not database.query(there), "the walsender's end")
         assert slots(database) == []
 
 
