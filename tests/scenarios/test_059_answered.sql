@@ -329,3 +329,9 @@ SELECT DISTINCT ratio * 0 FROM customers WHERE id IN (1, 2)
 SELECT ratio * 0 AS z, id FROM customers WHERE id < 4 UNION ALL SELECT 0, 9 ORDER BY 1, 2
 SELECT part, count(*), sum(ratio) FROM customers GROUP BY part ORDER BY part, sum(ratio)
 SELECT code, 1 AS n FROM customers UNION ALL SELECT code, 2 FROM customers ORDER BY code, n DESC
+-- an expression that is the same for all rows
+SELECT id FROM customers ORDER BY substring('abc', 2, 1) DESC, id
+SELECT id, rank() OVER (ORDER BY upper('a')), row_number() OVER (ORDER BY 1 + 1, id) FROM customers ORDER BY 3, upper('b')
+SELECT count(*) FROM customers ORDER BY abs(-1)
+SELECT id FROM customers ORDER BY now() IS NULL, id
+SELECT active, count(*) FROM customers GROUP BY active ORDER BY count(*) + 1, active, sum(1)

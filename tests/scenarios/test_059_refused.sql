@@ -114,3 +114,5 @@ SELECT sum(amount) OVER v FROM orders WINDOW w AS (ROWS 1 PRECEDING), v AS (w OR
 SELECT sum(amount) OVER w FROM orders WINDOW w AS (ORDER BY id), w AS (ORDER BY customer_id)
 SELECT sum(amount) OVER v FROM orders WINDOW v AS (w ORDER BY id), w AS (PARTITION BY customer_id)
 SELECT sum(amount) OVER (nope ORDER BY id) FROM orders WINDOW w AS (PARTITION BY customer_id)
+SELECT id FROM customers WHERE id <> 3 ORDER BY substring(CAST('' AS text), 0, -1) DESC, id
+SELECT id, rank() OVER (ORDER BY substring('', 0, -1)) FROM customers

@@ -447,6 +447,14 @@ class Expressions:
         """Translate an element of ORDER BY."""
         return direction(node, self.sortable(self.value(node.this)))
 
+    def sorted_by(self, node: Any) -> str:
+        """Translate an expression by which rows are sorted.
+
+        The engine leaves out one that is the same for all rows, and with it the error that PostgreSQL raises when it is planned.
+        """
+        sql = self.sortable(self.value(node))
+        return f"(SELECT {sql})" if _is_fixed(node) else sql
+
     def sortable(self, value: Value) -> str:
         if not value.type.has_order or value.type.element is not None:
             raise FeatureNotSupported(
@@ -501,7 +509,7 @@ class Expressions:
         if partition:
             parts.append("PARTITION BY " + ", ".join(self.sortable(self.value(one)) for one in partition))
         if order:
-            parts.append("ORDER BY " + ", ".join(self.ordered(one) for one in order))
+            parts.append("ORDER BY " + ", ".join(direction(one, self.sorted_by(one.this)) for one in order))
         if spec:
             if spec.args.get("exclude"):
                 raise FeatureNotSupported("EXCLUDE in a window's frame is not supported")
@@ -536,3 +544,10 @@ def direction(node: Any, sql: str) -> str:
     descending = bool(node.args.get("desc"))
     nulls = "FIRST" if node.args.get("nulls_first") else "LAST"
     return f"{sql} {'DESC' if descending else 'ASC'} NULLS {nulls}"
+
+
+def _is_fixed(node: Any) -> bool:
+    """Return whether an expression has nothing of a row, nor of a group."""
+    if node.find(exp.Column, exp.Star, exp.Query, exp.Window, exp.AggFunc) is not None:
+        return False
+    return not any(str(one.this).lower() in functions.AGGREGATES for one in node.find_all(exp.Anonymous))

@@ -31,7 +31,11 @@ _COMPLAINTS: Final = (
         "21000",
     ),
     (re.compile(r"field position must not be zero", re.IGNORECASE), "field position must not be zero", "22023"),
-    (re.compile(r"negative substring length", re.IGNORECASE), "negative substring length not allowed", "22011"),
+    (
+        re.compile(r"negative (?:substring length|count)", re.IGNORECASE),
+        "negative substring length not allowed",
+        "22011",
+    ),
 )
 _UNREADABLE: Final = re.compile(
     r"Cannot cast string '(.*?)' to value of (\w+)|Cannot cast value '(.*?)' to value of (\w+)|parsing '(.*?)'",

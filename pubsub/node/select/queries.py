@@ -280,7 +280,7 @@ class Queries:
             if place is None and not isinstance(one.this, exp.Literal):
                 place = next((at for at, (_, item, _) in enumerate(values) if item == one.this), None)
             if place is None:
-                parts.append(direction(one, read.sortable(read.value(one.this))))
+                parts.append(direction(one, read.sortable(read.value(one.this)) if on else read.sorted_by(one.this)))
                 continue
             value = values[place][2]
             sql, column = read.sortable(value), columns[place]
