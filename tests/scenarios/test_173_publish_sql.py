@@ -9,7 +9,9 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from psycopg import pq
 
+from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
@@ -212,6 +214,104 @@ def test_a_large_answer_comes_whole_and_one_that_is_too_large_keeps_the_slot(
         with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="the changes are too many"):
             ours.execute(query.format(0, function))
     assert ours.execute(standing).fetchall() == before
+
+
+def _answer(pgconn: pq.PGconn, query: str) -> list[object]:
+    """Return all that a client is told by an answer: its columns, the values, the tag, an error's code and text."""
+    result = pgconn.exec_(query.encode())
+    numbers = range(result.nfields)
+    told = [(result.fname(n), result.ftype(n), result.fsize(n), result.fmod(n), result.fformat(n)) for n in numbers]
+    rows = [[result.get_value(row, n) for n in numbers] for row in range(result.ntuples)]
+    error = result.error_field(pq.DiagnosticField.SQLSTATE), result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
+    return [told, rows, result.command_status, error]
+
+
+def test_a_plain_query_is_answered_as_postgresql_answers_it(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
+) -> None:
+    """Its rows do not pass the upstream server: columns, texts and encodings are those that it would send."""
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('plain', 'test_decoding')")
+    database.execute("CREATE TABLE t (v text); INSERT INTO t VALUES ('Gr\u00fc\u00dfe'), ('\\ it''s'), (NULL)")
+    database.execute("INSERT INTO t VALUES ('\u20ac')")  # LATIN1 does not have it
+    peek = "pg_logical_slot_peek_changes('plain', NULL, NULL, 'include-xids', '0', 'skip-empty-xacts', '1')"
+    queries = (
+        f"SELECT * FROM {peek}",
+        f"SELECT * FROM {peek.replace('peek', 'peek_binary')}",
+        f"SELECT FROM {peek}",
+        f'SELECT data, "xid" x, DATA AS "y z", c.* FROM pg_catalog.{peek} AS c;',
+        f"SELECT c.a, d FROM {peek} c (a, b, d)",
+        f"SELECT data FROM {peek.replace('NULL, NULL', 'NULL, 1')}",
+        f"SELECT lsn FROM {peek.replace('NULL, NULL', 'NULL, -1')}",
+        f"SELECT data, lsn + 1 FROM {peek} LIMIT 2",
+        f"SELECT data FROM {peek} c (data, lsn)",
+        f"SELECT nope FROM {peek}",
+    )
+    for setting in (
+        "RESET ALL",
+        "SET bytea_output = escape",
+        "SET client_encoding = LATIN1",
+        "SET client_encoding = 'SQL_ASCII'",
+    ):
+        for connection in (theirs, ours):
+            connection.execute(setting.encode())
+        for query in queries if setting == "RESET ALL" else queries[:3]:
+            assert _answer(ours.pgconn, query) == _answer(theirs.pgconn, query), (setting, query)
+    for connection in (theirs, ours):
+        connection.execute("RESET ALL")
+        connection.execute("BEGIN")
+    # Within a transaction that an error ends; and of a slot that is given back.
+    for query in (
+        f"SELECT data FROM {peek}",
+        f"SELECT data FROM {peek.replace('plain', 'nope')}",
+        f"SELECT data FROM {peek}",
+        "COMMIT",
+    ):
+        assert _answer(ours.pgconn, query) == _answer(theirs.pgconn, query), query
+    assert ours.pgconn.transaction_status == theirs.pgconn.transaction_status
+    get = f"SELECT * FROM {peek.replace('peek', 'get')}"
+    assert _answer(ours.pgconn, get) == _answer(theirs.pgconn, get)
+    assert ours.execute(get.encode()).fetchall() == []
+
+
+@pytest.mark.full
+def test_rows_of_a_plain_query_are_sent_as_they_are_decoded(
+    served: Publish, ours: psycopg.Connection[Any], database: Database
+) -> None:
+    """No more of them is in memory than a client has to take; and until it has all of them, the slot stays."""
+    import psutil
+
+    ours.execute("SELECT pg_create_logical_replication_slot('many', 'test_decoding')")
+    database.execute("SELECT pg_logical_emit_message(true, 'p', repeat('x', 1 << 20)) FROM generate_series(1, 200)")
+    standing = "SELECT active, confirmed_flush_lsn FROM pg_replication_slots"
+    ((_, before),) = ours.execute(standing).fetchall()
+    memory = psutil.Process(served.pid).memory_info().rss
+    with served.connect(dbname=database.name) as taking:
+        get = b"SELECT data FROM pg_logical_slot_get_changes('many', NULL, NULL, 'skip-empty-xacts', '1')"
+        for all_of_them in (False, True):
+            taking.pgconn.send_query(get)
+            taking.pgconn.set_single_row_mode()
+            sizes = []
+            for _ in range(3):
+                result = taking.pgconn.get_result()
+                assert result is not None
+                sizes.append(len(result.get_value(0, 0) or b""))
+            # The client takes no more: others are served, and the slot is used, but does not move.
+            assert ours.execute(standing).fetchall() == [(True, before)]
+            if not all_of_them:
+                taking.pgconn.get_cancel().cancel()
+            while (result := taking.pgconn.get_result()) is not None:
+                if result.ntuples:
+                    sizes.append(len(result.get_value(0, 0) or b""))
+                last = result
+            assert psutil.Process(served.pid).memory_info().rss - memory < 60 << 20
+            if not all_of_them:
+                assert last.error_field(pq.DiagnosticField.SQLSTATE) == b"57014"
+                assert ours.execute(standing).fetchall() == [(False, before)]
+    assert len([one for one in sizes if one > 1 << 20]) == 200
+    assert last.command_status == f"SELECT {len(sizes)}".encode()
+    ((active, after),) = ours.execute(standing).fetchall()
+    assert (active, Lsn.parse(after) > Lsn.parse(before)) == (False, True)
 
 
 def test_an_error_in_one_call_keeps_the_rows_of_another(

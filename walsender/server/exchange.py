@@ -141,14 +141,16 @@ class Exchange:
         answers = [(await self._answer(question))[1] for question in questions]
         return answers[3]
 
-    async def analyze(self, text: bytes, types: bytes, *, in_batch: bool) -> None:
-        """Have the server look at a statement, and not execute it.  Raises RefusedError; Failed as `ask_bound`.
+    async def analyze(self, text: bytes, types: bytes, *, in_batch: bool) -> bytes:
+        """Have the server look at a statement, and not execute it; return the body of its RowDescription, empty for none.
+
+        Raises RefusedError; Failed as `ask_bound`.
 
         `types`: as a Parse message ends.  `in_batch`: within the batch of the extended protocol that the client has begun.
         """
         ours = b"pubsub slots\0"
         close = (b"C", b"S" + ours)
-        messages = [close, (b"P", ours + text + b"\0" + types), close]
+        messages = [close, (b"P", ours + text + b"\0" + types), (b"D", b"S" + ours), close]
         if not in_batch:
             await self.idle()
             messages.append((b"S", b""))
@@ -156,9 +158,11 @@ class Exchange:
         self._writer.write(b"".join(m.message(*one) for one in messages) + (m.message(b"H") if in_batch else b""))
         await self._writer.drain()
         failed = False
+        description = b""
         for question in questions:
             try:
-                await self._answer(question)
+                columns, _ = await self._answer(question)
+                description = columns or description
             except Failed:
                 failed = True
             except PubsubError:
@@ -170,6 +174,7 @@ class Exchange:
                 raise RefusedError(body) from None
         if failed:
             raise Failed
+        return description
 
     async def fail(self) -> None:
         """Make the batch, or the transaction, fail at the server, too: the client has got an error of ours."""

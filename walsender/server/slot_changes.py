@@ -6,8 +6,9 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,11 @@ _CHUNK: Final = Struct(">cI")
 _ROW: Final = Struct(">QI")
 _POSITION: Final = Struct(">10Q")
 _MOST: Final = 64 << 20
-"""Bytes of one answer: a function's result is put together before it is returned, and goes to the server as a text."""
+"""Bytes of the answers of one query: they are put together, and go to the server as a text."""
+_ROW_COSTS: Final = 100
+"""Bytes that a row counts for beside its data."""
+_UNREAD: Final = 1 << 16
+"""Bytes that may wait to be read by a decoding process."""
 _CHECKED: Final = 4 << 20
 """Bytes that the server is asked about at a time."""
 _CONVERTED: Final = "pg_catalog.convert_from(pg_catalog.decode(x, 'hex'), pg_catalog.getdatabaseencoding())"
@@ -49,7 +54,7 @@ _SETTINGS: Final = f"SELECT {', '.join(f'pg_catalog.current_setting({name!r})' f
 _SPECIAL: Final = re.compile(r"[\\\s]")
 """What has a backslash before it in `options` (postinit.c: pg_split_opts)."""
 
-_Row = tuple[int, int, bytes]
+Row = tuple[int, int, bytes]
 """LSN, transaction, and what the plugin has written."""
 
 
@@ -115,8 +120,32 @@ class Moves:
         self._acquired = []
 
 
-async def changes(session: Session, function: str, arguments: Sequence[Any], moves: Moves) -> list[dict[str, Any]]:
-    """Return the rows of a call: lsn, xid, data.  Raises PubsubError.  The slot moves by `moves`."""
+@dataclass(slots=True)
+class Wanted:
+    """What a call asks for, and where its decoding has come to.
+
+    `start`: where the slot stands; `binary`: the rows are bytea; `moves_slot`: it gets the changes, and does not only peek;
+    `reached`, `restart`: the LSN up to which the slot was decoded, and where it may begin then; 0 before the end.
+    """
+
+    slot: Slot
+    options: dict[str, str]
+    start: int
+    upto_lsn: str | None
+    upto_changes: int | None
+    binary: bool
+    moves_slot: bool
+    reached: int = 0
+    restart: int = 0
+
+    def add_to(self, moves: Moves) -> None:
+        """Have the slot moved, all rows being there."""
+        if self.moves_slot and self.reached > self.start:
+            moves.add(self.slot, self.reached, self.restart)
+
+
+def wanted(session: Session, function: str, arguments: Sequence[Any], moves: Moves) -> Wanted:
+    """Look at a call's arguments and take its slot.  Raises PubsubError."""
     name, upto_lsn, upto_changes, options = arguments
     if name is None:
         raise PubsubError("slot name must not be null", sqlstate="22004")
@@ -139,22 +168,34 @@ async def changes(session: Session, function: str, arguments: Sequence[Any], mov
             f'logical decoding output plugin "{slot.plugin}" produces binary output, but function '
             f'"{function}(name,pg_lsn,integer,text[])" expects textual data'
         )
-    if upto_changes is not None and upto_changes < 0:
-        return []  # the server stops behind the first record
-    decoded = await _decoded(session, slot, parsed, start, upto_lsn, upto_changes, _MOST - moves.size)
-    found, size, reached, restart = decoded
-    if not binary:
-        await _check_texts(session, [data for _, _, data in found])
-    moves.size += size
-    if "_get_" in function and reached > start:
-        moves.add(slot, reached, restart)
+    return Wanted(slot, parsed, start, upto_lsn, upto_changes, binary, "_get_" in function)
+
+
+async def changes(session: Session, function: str, arguments: Sequence[Any], moves: Moves) -> list[dict[str, Any]]:
+    """Return the rows of a call: lsn, xid, data.  Raises PubsubError.  The slot moves by `moves`."""
+    call = wanted(session, function, arguments, moves)
+    found: list[Row] = []
+    async with aclosing(decoded(session, call)) as rows:
+        async for row in rows:
+            moves.size += len(row[2]) + _ROW_COSTS
+            if moves.size > _MOST:
+                raise ProgramLimitExceeded(
+                    "the changes are too many for one call",
+                    detail=f"They take more than {_MOST >> 20} MB in one query.",
+                    hint="Ask for fewer with upto_nchanges, for all of them by a simple query that does no more than "
+                    "SELECT columns FROM the function, or stream them with START_REPLICATION.",
+                )
+            found.append(row)
+    if not call.binary:
+        await check_texts(session, [data for _, _, data in found])
+    call.add_to(moves)
     return [
-        {"lsn": str(Lsn(lsn)), "xid": xid, "data": "\\x" + data.hex() if binary else data.hex()}
+        {"lsn": str(Lsn(lsn)), "xid": xid, "data": "\\x" + data.hex() if call.binary else data.hex()}
         for lsn, xid, data in found
     ]
 
 
-async def _check_texts(session: Session, texts: Sequence[bytes]) -> None:
+async def check_texts(session: Session, texts: Sequence[bytes]) -> None:
     """Raise PubsubError unless all are text in the database's encoding: the server takes no others.
 
     What the server's own functions return is not looked at: they hand on whatever bytes a plugin writes.
@@ -191,41 +232,38 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-async def _decoded(
-    session: Session,
-    slot: Slot,
-    options: dict[str, str],
-    start: int,
-    upto_lsn: str | None,
-    upto_changes: int | None,
-    most: int,
-) -> tuple[list[_Row], int, int, int]:
-    """Return the rows, their size, the LSN up to which the slot was decoded, and where it may begin then."""
+async def decoded(session: Session, call: Wanted) -> AsyncGenerator[Row]:
+    """Yield the rows of a call as they are decoded, and note in the end how far that went.  Raises PubsubError.
+
+    Whoever takes no more of them keeps the decoding process waiting, so none are held here.
+    """
     service, feed = session.service, session.service.feed
+    if call.upto_changes is not None and call.upto_changes < 0:
+        return  # the server stops behind the first record
     ((flushed,),) = await session.query("SELECT pg_catalog.pg_current_wal_flush_lsn()")
     end = Lsn.parse(flushed or "")
-    if upto_lsn is not None and Lsn.parse(upto_lsn):
-        end = min(end, Lsn.parse(upto_lsn))
-    if end <= start:
-        return [], 0, 0, 0
+    if call.upto_lsn is not None and Lsn.parse(call.upto_lsn):
+        end = min(end, Lsn.parse(call.upto_lsn))
+    if end <= call.start:
+        return
     await feed.wait_for(end)
-    if slot.failover:
+    if call.slot.failover:
         await service.standby_slots.wait_for(end)
-    restart = feed.commits.restart_for(start, feed.oldest) or slot.restart_lsn
+    restart = feed.commits.restart_for(call.start, feed.oldest) or call.slot.restart_lsn
     task = Task(
-        service.upstream.with_database(slot.database, await _settings(session)),
-        slot.plugin,
-        options,
+        service.upstream.with_database(call.slot.database, await _settings(session)),
+        call.slot.plugin,
+        call.options,
         str(feed.spool.directory),
         feed.received,
-        start,
+        call.start,
         feed.redo_for(restart),
-        slot.two_phase_at or None,
+        call.slot.two_phase_at or None,
         service.options.work_mem,
         session.client_encoding,
         feed.server.system_identifier,
         end,
-        upto_changes or 0,
+        call.upto_changes or 0,
         feed.receiver_timeout,
     )
     process = await asyncio.create_subprocess_exec(
@@ -239,14 +277,16 @@ async def _decoded(
     assert process.stdout is not None
 
     def tell(lsn: int) -> None:
-        if not lines.is_closing():
+        # A process that waits until its rows are taken reads nothing; it was told of all that it needs.
+        if not lines.is_closing() and lines.transport.get_write_buffer_size() < _UNREAD:
             lines.write(b"%d\n" % lsn)
 
     feed.listeners.add(tell)
     try:
         lines.write(task.line())
         tell(feed.received)
-        return await _read(session, slot, process.stdout, most)
+        while (row := await _read(session, call, process.stdout)) is not None:
+            yield row
     except asyncio.IncompleteReadError:
         code = await process.wait()
         raise PubsubError(f"the decoding process ended unexpectedly, with exit code {code}") from None
@@ -265,30 +305,20 @@ async def _settings(session: Session) -> str:
     return " ".join(f"-c {name}=" + _SPECIAL.sub(r"\\\g<0>", value) for name, value in given)
 
 
-async def _read(
-    session: Session, slot: Slot, output: asyncio.StreamReader, most: int
-) -> tuple[list[_Row], int, int, int]:
-    rows: list[_Row] = []
-    size = 0
+async def _read(session: Session, call: Wanted, output: asyncio.StreamReader) -> Row | None:
+    """Return the next row; None at the end."""
     while True:
         kind, length = _CHUNK.unpack(await output.readexactly(_CHUNK.size))
-        size += length + 100
-        if size > most:
-            raise ProgramLimitExceeded(
-                "the changes are too many for one call",
-                detail=f"They take more than {_MOST >> 20} MB in one query.",
-                hint="Ask for fewer with upto_nchanges, or stream them with START_REPLICATION.",
-            )
         content = await output.readexactly(length)
         match kind:
             case b"R":
                 lsn, xid = _ROW.unpack_from(content)
-                rows.append((lsn, xid, content[_ROW.size :]))
+                return lsn, xid, content[_ROW.size :]
             case b"P":
-                reached, restart, *counted = _POSITION.unpack(content)
-                slot.statistics.add(counted)
-                slot.changed = True
-                return rows, size, reached, restart
+                call.reached, call.restart, *counted = _POSITION.unpack(content)
+                call.slot.statistics.add(counted)
+                call.slot.changed = True
+                return None
             case b"W":
                 session.send(m.error(PubsubError(**json.loads(content)), "WARNING"))
             case _:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pubsub.backend import messages as m
 from pubsub.errors import (
     FeatureNotSupported,
     InsufficientPrivilege,
@@ -28,7 +29,7 @@ from pubsub.reorderbuffer.buffer import Statistics
 from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.lexer import Kind, Token, tokenize
 from walsender.repl_gram import cut_name
-from walsender.server import commands, slot_changes, slot_sql
+from walsender.server import commands, slot_changes, slot_rows, slot_sql
 from walsender.server.slot_sql import Call, View
 from walsender.slots.slot import Slot
 from walsender.slots.wal_limit import safe_wal_size
@@ -88,10 +89,12 @@ async def carry_out(session: Session, text: str) -> bool:
     slot_sql.check_number(places)
     await session.exchange.idle()
     with session.working(), closing(slot_changes.Moves(session)) as moves:
+        asking = _Asking(session, moves)
         if len(pieces) == 1:
             # So that the server says what is wrong, of the client's own text; later ones may need what earlier ones make.
-            await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
-        asking = _Asking(session, moves)
+            description = await session.exchange.analyze(_encoded(text), _NO_TYPES, in_batch=False)
+            if await _send_rows(asking, text, *found[0], description):
+                return True
         parts: list[str] = []
         for piece, (views, calls) in zip(pieces, found, strict=True):
             edits = await asking.view_edits(views)
@@ -103,6 +106,25 @@ async def carry_out(session: Session, text: str) -> bool:
         query = await _put_together(sum(map(len, parts)), lambda: _encoded("".join(parts)) + b"\0")
         await moves.carry_out()
     await session.forward(b"Q", query)
+    return True
+
+
+async def _send_rows(
+    asking: _Asking, text: str, views: Sequence[View], calls: Sequence[Call], description: bytes
+) -> bool:
+    """Answer a query that does no more than show a call's changes; return whether it is one.  Raises PubsubError."""
+    if views or len(calls) != 1:
+        return False
+    session, call = asking.session, calls[0]
+    places = await _looked(len(text), lambda: slot_rows.columns(text, call))
+    if places is None or len(m.read_description(description)[0]) != len(places):
+        return False
+    shown = await slot_rows.text_of(session, call)
+    if shown is None:
+        return False
+    (arguments,) = _arguments(await session.query(await asking.with_views(call.arguments_query())))
+    await _check_may(session)
+    await slot_rows.send(session, call, arguments, asking.moves, description, places, shown)
     return True
 
 
@@ -337,13 +359,7 @@ async def _call(asking: _Asking, call: Call, asked: Sequence[Any]) -> list[dict[
     session = asking.session
     of_statistics = call.name.startswith("pg_stat_")
     if not of_statistics:
-        ((may, database_oid),) = await session.query(_MAY)
-        if may != "t":
-            raise InsufficientPrivilege(
-                "permission denied to use replication slots",
-                detail="Only roles with the REPLICATION attribute may use replication slots.",
-            )
-        session.database_oid = int(database_oid or 0)
+        await _check_may(session)
     results: list[dict[str, Any]] = []
     for arguments in asked:
         key = call.row_key(arguments)
@@ -364,6 +380,17 @@ async def _call(asking: _Asking, call: Call, asked: Sequence[Any]) -> list[dict[
             rows = [dict(zip((name for name, _ in call.signature.columns), values, strict=False))]
         results += [{"k": key, **row} for row in rows]
     return results
+
+
+async def _check_may(session: Session) -> None:
+    """Raise InsufficientPrivilege unless the session's role may use slots (slot.c: CheckSlotPermissions)."""
+    ((may, database_oid),) = await session.query(_MAY)
+    if may != "t":
+        raise InsufficientPrivilege(
+            "permission denied to use replication slots",
+            detail="Only roles with the REPLICATION attribute may use replication slots.",
+        )
+    session.database_oid = int(database_oid or 0)
 
 
 async def _carry_out(session: Session, name: str, given: Sequence[Any]) -> tuple[str, str]:
