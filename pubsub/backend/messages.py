@@ -40,6 +40,14 @@ class Closed(Exception):
     """The other side has closed the connection."""
 
 
+class InvalidLength(ProtocolViolation):
+    """A message's length is none that it can have.  `kind`: its type."""
+
+    def __init__(self, kind: bytes) -> None:
+        super().__init__("invalid message length")
+        self.kind = kind
+
+
 async def first_byte(reader: asyncio.StreamReader) -> int:
     """Return the next byte, which stays to be read.  Raises Closed."""
     byte = await _exactly(reader, 1)
@@ -70,7 +78,7 @@ async def read_head(reader: asyncio.StreamReader, limit: int = MAX_MESSAGE) -> t
     """Read a message up to its body; return its type and the body's length.  Raises as `read_message`."""
     kind, length = _HEAD.unpack(await _exactly(reader, _HEAD.size))
     if length < 4 or length - 4 > limit:
-        raise ProtocolViolation("invalid message length")
+        raise InvalidLength(kind)
     return kind, length - 4
 
 

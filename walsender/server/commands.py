@@ -51,7 +51,10 @@ async def carry_out(session: Session, command: gram.Command) -> None:
         case gram.Show(setting):
             if not setting:
                 raise PubsubError('unrecognized configuration parameter ""', sqlstate="42704")
-            await session.forward(b"Q", f"SHOW {quote_identifier(setting)}".encode() + b"\0")
+            # Part by part: the server cuts each to what a name can have.
+            parts = setting.split(".")
+            name = ".".join(map(quote_identifier, parts if all(parts) else [setting]))
+            await session.forward(b"Q", f"SHOW {name}".encode() + b"\0")
         case gram.TimelineHistory(timeline):
             await _timeline_history(session, timeline)
         case gram.ReadReplicationSlot(name):

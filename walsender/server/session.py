@@ -42,6 +42,8 @@ _SASL_CONTINUE: Final = 11
 _SASL_FINAL: Final = 12
 _LOOKED_AT: Final = {b"Q": 256 << 10, b"P": 256 << 10, b"B": 16 << 20, b"F": PIECE, b"d": PIECE}
 """Statements and parameters up to so many bytes are looked at; longer ones are passed on as they come."""
+_KINDS: Final = frozenset((b"%c" % one) for one in b"QFXBCDEHPSdcf")
+"""The messages that a client may send once its session has begun (postgres.c: SocketBackend)."""
 _SMALL: Final = 10_000 - 4
 """PQ_SMALL_MESSAGE_LIMIT, which counts the length itself: the longest message of any other kind (postgres.c: SocketBackend)."""
 _ROLE: Final = (
@@ -270,11 +272,19 @@ class Session:
 
     async def _take_all(self) -> None:
         while True:
-            kind, length = await m.read_head(self.reader)
+            try:
+                kind, length = await m.read_head(self.reader)
+            except m.InvalidLength as error:
+                if error.kind in _KINDS:
+                    # Where the next message begins is not known: nothing is said any more (pqcomm.c: pq_getmessage).
+                    return
+                raise _no_message(error.kind) from None
+            if kind not in _KINDS and not self.physical:
+                raise _no_message(kind)
             if kind == b"X":
                 return
             if kind not in _LOOKED_AT and length > _SMALL:
-                raise ProtocolViolation("invalid message length")
+                return
             if self._skipping and kind != b"S":
                 await m.skip(self.reader, length)
                 continue
@@ -415,6 +425,10 @@ class Session:
         name, value, _ = body.split(b"\0")
         if name == b"client_encoding":
             self.client_encoding = value.decode("ascii", "replace")
+
+
+def _no_message(kind: bytes) -> PubsubError:
+    return ProtocolViolation(f"invalid frontend message type {kind[0]}")
 
 
 def _error(error: PubsubError) -> bytes:

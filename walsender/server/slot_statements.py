@@ -312,7 +312,7 @@ def _read_bind(data: bytes) -> tuple[list[int], list[bytes | None], bytes]:
     for _ in range(left):
         length = number(at, 4)
         at += 4
-        if length > len(data) - at:
+        if length < -1 or length > len(data) - at:
             raise ProtocolViolation("insufficient data left in message")
         values.append(None if length < 0 else data[at : at + length])
         at += max(length, 0)

@@ -180,10 +180,12 @@ async def test_only_queries_parameters_and_copies_are_long() -> None:
         async with begun(Upstream(b"")) as (reader, writer):
             writer.write(kind + (10_001).to_bytes(4, "big"))
             writer.write_eof()
-            head = await m.read_head(reader)
-            assert head[0] == b"E", kind
-            error = m.read_error(await m.read_body(reader, head[1]))
-            assert (error.sqlstate, error.message) == ("08P01", "invalid message length")
+            if kind in b"p?":
+                head = await m.read_head(reader)
+                error = m.read_error(await m.read_body(reader, head[1]))
+                expected = f"invalid frontend message type {kind[0]}"
+                assert (head[0], error.sqlstate, error.message) == (b"E", "08P01", expected)
+            assert await reader.read() == b"", kind
     upstream = Upstream(b"")
     async with begun(upstream) as (_, writer):
         message = m.message(b"f", b"x" * 9_995 + b"\0")

@@ -1,0 +1,129 @@
+"""Clients that send nonsense to `pubsub publish` are answered as PostgreSQL answers them."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Final
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from pubsub.backend import messages as m
+from pubsub.testing.fixtures import Database
+from tests.support.publish import Publish
+from tests.support.replica import PATIENCE
+
+LAST: Final = m.message(b"Q", b"COPY (SELECT 4711) TO STDOUT\0")
+"""What is asked last; nothing else answers with this number."""
+SLOTS: Final = b"SELECT count(slot_name) FROM pg_replication_slots WHERE slot_name = "
+
+
+def _parse(text: bytes) -> bytes:
+    return m.message(b"P", b"\0" + text + b"\0\0\0")
+
+
+def _bound(body: bytes) -> bytes:
+    """A statement over slots with one parameter, and a Bind that goes on like this after the names."""
+    return _parse(SLOTS + b"$1") + m.message(b"B", b"\0\0" + body) + m.message(b"E", bytes(5)) + m.message(b"S")
+
+
+LONG: Final = b"x" * 100_000
+SENT: Final = {
+    "unknown type": m.message(b"z", b"abc"),
+    "nothing but zeros": bytes(40),
+    "another protocol": b"GET / HTTP/1.0\r\n\r\n",
+    "password": m.message(b"p", b"secret\0"),
+    "length 3": b"Q\0\0\0\3",
+    "length 0": b"Q\0\0\0\0",
+    "negative length": b"Q\xff\xff\xff\xff",
+    "two gigabytes": b"Q\x7f\xff\xff\xff",
+    "long Sync": b"S\0\0\x40\0",
+    "no end of the text": m.message(b"Q", b"SELECT 1"),
+    "no text": m.message(b"Q"),
+    "empty": m.message(b"Q", b"\0") + m.message(b"Q", b" ; \0"),
+    "two texts": m.message(b"Q", b"SELECT 1\0SELECT 2\0"),
+    "pipelined": b"".join(m.message(b"Q", one + b"\0") for one in (b"SELECT 1", b"SELECT nope", b"SHOW wal_level")),
+    "long name": m.message(b"Q", b"DROP_REPLICATION_SLOT " + LONG + b"\0"),
+    "long quoted name": m.message(b"Q", b'DROP_REPLICATION_SLOT "' + LONG + b'"\0'),
+    "long plugin": m.message(b"Q", b"CREATE_REPLICATION_SLOT s LOGICAL " + LONG + b"\0"),
+    "long option": m.message(b"Q", b"CREATE_REPLICATION_SLOT s LOGICAL pgoutput (SNAPSHOT '" + LONG + b"')\0"),
+    "long setting": m.message(b"Q", b"SHOW " + b"a." * 100 + b"b\0"),
+    "no end of the name": m.message(b"Q", b'DROP_REPLICATION_SLOT "abc\0'),
+    "no end of the option": m.message(b"Q", b"CREATE_REPLICATION_SLOT s LOGICAL pgoutput (SNAPSHOT 'abc\0"),
+    "LSN too long": m.message(b"Q", b"START_REPLICATION SLOT nope LOGICAL FFFFFFFFF/0\0"),
+    "half an LSN": m.message(b"Q", b"START_REPLICATION SLOT nope LOGICAL 0/\0"),
+    "copy data": m.message(b"d", b"x" * 200_000) + m.message(b"c") + m.message(b"f", b"x\0"),
+    "terminated": m.message(b"X", b"abc") + m.message(b"Q", b"SELECT 1\0"),
+    "describes what is nothing": m.message(b"D", b"Q\0") + m.message(b"S"),
+    "closes what is nothing": m.message(b"C", b"Z\0") + m.message(b"S"),
+    "half a Parse": m.message(b"P", b"a") + m.message(b"S"),
+    "half an Execute": m.message(b"E", b"\0\0") + m.message(b"S"),
+    "Sync with more": m.message(b"S", b"abc"),
+    "half a Bind": _bound(b""),
+    "no parameter": _bound(bytes(6)),
+    "too long a parameter": _bound(b"\0\0\0\1\0\0\0\x09abc\0\0"),
+    "a parameter of length -2": _bound(b"\0\0\0\1\xff\xff\xff\xfe\0\0"),
+    "more behind": _bound(b"\0\0\0\1\0\0\0\1a\0\0zzz"),
+    "format 7": _bound(b"\0\1\0\7\0\1\0\0\0\1a\0\0"),
+    "too many result formats": _bound(b"\0\0\0\1\0\0\0\1a\0\2\0\0\0\1"),
+    "no UTF-8": m.message(b"Q", SLOTS + b"'\xff'\0"),
+    "no UTF-8 to be parsed": _parse(SLOTS + b"'\xff'") + m.message(b"S"),
+    "no end of the literal": m.message(b"Q", SLOTS + b"'abc\0"),
+    "deep": m.message(
+        b"Q", b"SELECT " + b"(" * 4000 + b"1" + b")" * 4000 + b" FROM pg_replication_slots WHERE false\0"
+    ),
+}
+
+
+def _connected(conninfo: str, **more: str) -> socket.socket:
+    """Connect, and return the socket when the session is ready."""
+    given = conninfo_to_dict(conninfo)
+    connection = socket.create_connection((str(given["host"]), int(str(given["port"]))), timeout=PATIENCE)
+    parameters = {"user": str(given["user"]), "database": str(given["dbname"]), **more}
+    connection.sendall(m.startup(3 << 16, parameters))
+    while _message(connection)[0] != b"Z":
+        pass
+    return connection
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    """Read so many bytes; fewer at the end."""
+    found = bytearray()
+    with suppress(ConnectionError):
+        while len(found) < count and (data := connection.recv(count - len(found))):
+            found += data
+    return bytes(found)
+
+
+def _message(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Read a message; its type is empty at the end."""
+    kind = _exactly(connection, 1)
+    return kind, _exactly(connection, int.from_bytes(_exactly(connection, 4), "big") - 4) if kind else b""
+
+
+def _answers(conninfo: str, sent: bytes, **more: str) -> list[object]:
+    """Return what a server answers to a session that sends this and a last query; errors by their fields."""
+    found: list[object] = []
+    with _connected(conninfo, **more) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(sent + LAST)
+        while True:
+            kind, body = _message(connection)
+            if kind == b"E":
+                error = m.read_error(body)
+                found.append((kind, m.read_fields(body)["S"], error.sqlstate, error.message, error.hint))
+            elif kind != b"N":
+                found.append((kind, body))
+            if not kind or (kind == b"d" and body == b"4711\n"):
+                return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("replication", ["false", "database"])
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT.keys())
+def test_nonsense_is_answered_as_postgresql_answers_it(
+    served: Publish, database: Database, sent: bytes, replication: str
+) -> None:
+    ours = served.conninfo(dbname=database.name)
+    assert _answers(ours, sent, replication=replication) == _answers(database.conninfo, sent, replication=replication)
