@@ -107,7 +107,11 @@ def settled(request: pytest.FixtureRequest, node: RunningNode, database: Databas
         replica.publish = request.getfixturevalue("served")
     of = database.name if request.param.startswith("DATABASE") else replica.role
     replica.execute(SCHEMA, rows(1), f"CREATE ROLE {replica.role} SUPERUSER LOGIN REPLICATION")
+    # From 19 on it cannot be off.
+    unknown = {"standard_conforming_strings"} if int(database.server.version) >= 19 else set()
     for name, value in SETTINGS.items():
+        if name in unknown:
+            continue
         database.server.execute(f"ALTER {request.param.split(',')[0]} {of} SET {name} = {value}")
     yield replica
     if replica.created:
