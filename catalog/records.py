@@ -233,6 +233,11 @@ class SubscriptionRel:
         return self._left_out() is not None
 
     @property
+    def remembers_options(self) -> bool:
+        """Whether a copy is to keep to what options have decided of the columns before (column_choice)."""
+        return self.closed or "naming" in self._attributes()
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The published columns that its Delta table does not get."""
         return tuple(name for _, name, _ in self._left_out() or ())
@@ -245,6 +250,12 @@ class SubscriptionRel:
         return tuple(
             name for number, name, *_ in (*known.get("columns", ()), *known.get("kept", ())) if number in masks
         )
+
+    @property
+    def renamed(self) -> tuple[tuple[str, str], ...]:
+        """The columns that have another name in its Delta table: the publisher's name and that one."""
+        found = ((column[1], column[7]) for column in self._attributes().get("columns", ()) if len(column) > 7)
+        return tuple((published, name) for name, published in found)
 
     @property
     def column_types(self) -> dict[str, tuple[int, int]]:

@@ -17,7 +17,7 @@ from catalog.records import Registration, State, Subscription, SubscriptionRel, 
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
-from pubsub.sql.identifiers import quote_qualified
+from pubsub.sql.identifiers import quote_identifier, quote_qualified
 from pubsub.sql.layouts import TableName
 from pubsub.sql.options import RECEIVER_TIMEOUT
 
@@ -79,7 +79,7 @@ def _subscription(state: State) -> Iterator[Row]:
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
             o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
-            o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.register,
+            o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.rename, o.register,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
@@ -93,7 +93,9 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None, rel.mode,
-            ", ".join(rel.left_out), ", ".join(rel.masked), rel.deletes, ", ".join(name for _, name in rel.metadata),
+            ", ".join(rel.left_out), ", ".join(rel.masked),
+            ", ".join(f"{quote_identifier(one)} {quote_identifier(other)}" for one, other in rel.renamed),
+            rel.deletes, ", ".join(name for _, name in rel.metadata),
             rel.truncate,
             None if registration.name is None else str(TableName(*registration.name)),
             registration.error, registration.error_hint,
@@ -103,7 +105,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
         yield (
             sequence.subid, sequence.relid, sequence.state.value,
             _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
-            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None, None,
+            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -232,7 +234,7 @@ VIEWS: Final = {
                 DOUBLE batch_age
                 LSN stop_lsn
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
-                TEXT truncate metadata columns exclude mask register
+                TEXT truncate metadata columns exclude mask rename register
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""
@@ -251,7 +253,7 @@ VIEWS: Final = {
                 BIGINT estimated_rows
                 BOOL stopped
                 LSN error_lsn
-                TEXT foreign_commit mode left_out masked deletes metadata truncate registered
+                TEXT foreign_commit mode left_out masked renamed deletes metadata truncate registered
                 TEXT register_error register_error_hint"""
             ),
             _subscription_rel,

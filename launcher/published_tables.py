@@ -194,7 +194,7 @@ async def plan(
             )
         if one.target.closed and not copy_data and not one.exists:
             raise FeatureNotSupported(
-                f'the options columns and exclude need a copy, or a Delta table, of table "{one.target.relation}"',
+                f'the options columns, exclude and rename need a copy, or a Delta table, of table "{one.target.relation}"',
                 detail="Until then its columns could be given other names.",
                 hint="Use copy_data = true, or create the Delta table.",
             )
@@ -250,7 +250,7 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
     for name in choices.types:
         if "." in name and name not in held:
             raise UndefinedObject(f'type "{name}" of subscription option types is no published column\'s')
-    columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.replicated}
+    columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.choice.names}
     for schema, table, column in choices.columns:
         if (schema, table, column) not in columns:
             raise UndefinedObject(
@@ -324,7 +324,7 @@ def tell_of_mask_key(session: Session, needed: bool) -> None:
 async def refuse_unfit_choice(
     connection: Connection, tables: Mapping[Oid, PublishedTable], choices: TypeChoices, layouts: Layouts
 ) -> None:
-    """Refuse options columns, exclude and mask that name what is not published, or what a table cannot do without."""
+    """Refuse options columns, exclude, mask and rename that name what is not published, or what a table cannot do without."""
     from apply.schema_changes.column_choice import choose
     from apply.schema_changes.table_definition import target_table
 
@@ -392,7 +392,7 @@ async def _refuse_unreadable(connection: Connection, plans: Sequence[Plan]) -> N
 def _read(one: Plan) -> Sequence[str]:
     """Return the columns that a copy reads."""
     if one.choice.left_out or one.target.masks:
-        return [name for name in one.target.replicated if name not in one.target.masks.absent]
+        return [*one.choice.read]
     return one.definition.names(one.published.attnames)
 
 

@@ -294,10 +294,13 @@ def _require_same_columns(
     for name in attributes.named_otherwise(known, described.choice.columns):
         raise NotInPrerequisiteState(f'column "{name}" is another one at the publisher, which is not followed yet')
     now = replicated(known, described.definition.columns)
+    closed = known is not None and known.left_out is not None
     if described.target.closed != destination.table.closed or (
-        destination.table.closed and not described.choice.names.issuperset(column.name for column in now)
+        closed and not described.choice.names.issuperset(column.name for column in now)
     ):
-        raise NotInPrerequisiteState("its options columns and exclude were changed: RESYNC TABLE makes them hold")
+        raise NotInPrerequisiteState(
+            "its options columns, exclude and rename were changed: RESYNC TABLE makes them hold"
+        )
     masks, wanted = destination.table.masks, described.target.masks
     there = {name: rule for name, rule in masks.rules.items() if name in described.target.schema.names}
     if there != wanted.rules or (wanted.are_keyed and masks.fingerprint != wanted.fingerprint):

@@ -47,6 +47,7 @@ OPTIONS: Final = {
     "columns": "The columns that tables have; others are left out ([left-out columns](../left-out-columns.md)).",
     "exclude": "The columns that are left out ([left-out columns](../left-out-columns.md)).",
     "mask": "Columns whose values are masked, and how ([masked columns](../masks.md)).",
+    "rename": "Other names that columns have in Delta ([renamed columns](../renamed-columns.md)).",
     "register": "Names that the Delta tables get in a catalog of Spark's ([catalogs](../catalogs.md)).",
 }
 

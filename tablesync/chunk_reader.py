@@ -85,12 +85,12 @@ def whole_rows(
     same: Mapping[str, str | int] = MappingProxyType({}),
 ) -> Iterator[pa.Table]:
     """Yield the rows of one range as tables with all of the target's columns; `same`: values of those that are not copied."""
-    schema = pa.schema([table.schema.field(column) for column in source.table.columns])
+    schema = pa.schema([table.schema.field(name) for name in source.table.names])
 
     def whole(batch: pa.RecordBatch) -> pa.Table:
         columns = {
             field.name: batch.column(field.name)
-            if field.name in source.table.columns
+            if field.name in source.table.names
             else repeated(pa.scalar(same.get(field.name), field.type), batch.num_rows)
             for field in table.schema
         }

@@ -162,7 +162,7 @@ def _copy_by_statement(
 ) -> None:
     """Let Spark write what tasks read, and commit it."""
     source, parts = held.source, ranges(plan.edges)
-    schema = pa.schema([table.schema.field(name) for name in source.table.columns])
+    schema = pa.schema([table.schema.field(name) for name in source.table.names])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
     other_columns = not fits(table)
     keeps = history_copy.keeps_rows(table)
@@ -177,7 +177,7 @@ def _copy_by_statement(
     made = filled_columns(table.path)
     # Spark fills other columns that the frame lacks, but not partition columns.
     needed = [*table.schema, *(() if other_columns else partitioned_by)]
-    extra = {field.name: field for field in needed if field.name not in source.table.columns and field.name not in made}
+    extra = {field.name: field for field in needed if field.name not in source.table.names and field.name not in made}
     if extra:
         same = history_copy.same_values(table, record.last, plan.generation)
         frame = frame.selectExpr("*", *(history_copy.literal(same.get(name), f) for name, f in extra.items()))

@@ -106,7 +106,7 @@ class PublisherTable:
         source = chunk_reader.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
-            table=ReadTable.of(definition, [name for name in target.replicated if name not in target.masks.absent]),
+            table=ReadTable.of(definition, seen.choice.read, seen.choice.read.values()),
             snapshot=snapshot,
             row_filter=seen.published.row_filter,
             lsn=str(lsn),

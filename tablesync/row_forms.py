@@ -84,7 +84,8 @@ def row_form(
         )
     known = attributes.current(relation.definition, target.properties, app_id)
     columns = replicated(known, definition.published(table.attnames))
-    absent = [column.name for column in columns if column.name not in target.schema.names]
+    here = {column.name: column.name if known is None else known.here(column) for column in columns}
+    absent = [name for name in here.values() if name not in target.schema.names]
     if absent:
         raise CannotCompare(
             f"the Delta table lacks the columns {', '.join(absent)}",
@@ -103,13 +104,13 @@ def row_form(
     if in_key:
         raise CannotCompare(f'column "{in_key[0]}", by which its rows are found, is masked')
     forms = [
-        _form(column, target.schema.field(column.name).type, found.encoding)
+        _named(_form(column, target.schema.field(here[column.name]).type, found.encoding), here[column.name])
         for column in columns
         if column.name not in hidden
     ]
     if not forms:
         raise CannotCompare("its columns are masked" if columns else "no column of the table is published")
-    form = RowForm.of(forms, key)
+    form = RowForm.of(forms, [here[name] for name in key])
     return form if drawn is None else replace(form, seed=drawn[0], null=drawn[1])
 
 
@@ -127,7 +128,8 @@ def source_table(
     InsufficientPrivilege (require_places).
     """
     table, definition = found.tables[Oid(relation.relid)], found.definitions[Oid(relation.relid)]
-    read = ReadTable.of(definition, form.columns)
+    read = ReadTable.of(definition, form.published_names.values())
+    in_key = {form.published_names[name] for name in form.key_columns}
     require_places(connection, read)
     hold_as_described(connection, read)
     return SourceTable(
@@ -136,8 +138,13 @@ def source_table(
         form,
         largest_file(connection, relation.relid),
         definition.bytes,
-        {column.name: column.type_name for column in definition.columns if column.name in form.key_columns},
+        {column.name: column.type_name for column in definition.columns if column.name in in_key},
     )
+
+
+def _named(form: Form, here: str) -> Form:
+    """Return the form of a publisher's column that the Delta table has under this name."""
+    return form if form.column == here else replace(form, column=here, published=form.column)
 
 
 #: Added to each type modifier (varatt.h).

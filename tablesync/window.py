@@ -78,7 +78,8 @@ logger = structlog.get_logger()
 class Window:
     """Implements apply.staging.destination.Window.  `until` is W; `key_types` are the key columns' SQL type names.
 
-    Without a `source` no row can be read again, because the publisher's table has changed since it was copied.
+    `key_types` has the publisher's names, if the Delta table's are others.  Without a `source` no row can be read again, because
+    the publisher's table has changed since it was copied.
     """
 
     def __init__(
@@ -168,10 +169,11 @@ def rows_under(
 ) -> pa.Table:
     """Return the publisher's rows under `keys`, with the table's columns, as the connection's transaction sees them.
 
-    Blocks.  Raises SerializationFailure (hold_as_described).
+    `keys` has the Delta table's names, `key_types` the publisher's.  Blocks.  Raises SerializationFailure (hold_as_described).
     """
     hold_as_described(connection, source.table)
-    schema = pa.schema([table.schema.field(name) for name in source.table.columns])
+    schema = pa.schema([table.schema.field(name) for name in source.table.names])
+    keys = keys.rename_columns([source.table.published(name) for name in keys.column_names])
     operators = equality_operators(connection, source.table.oid, {name: key_types[name] for name in keys.column_names})
     batches = []
     for first in range(0, keys.num_rows, _KEYS):

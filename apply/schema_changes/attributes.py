@@ -60,11 +60,18 @@ class Attribute:
     xmin: int = 0
     under: int = 0
     """Of a domain the type under it; 0: the column's type is none, or it was recorded by an earlier release."""
+    sent_as: str = ""
+    """The publisher's name of it, if that is another one (the option rename)."""
 
     @property
     def base(self) -> int:
         """The type whose output function writes the values."""
         return self.under or self.type_oid
+
+    @property
+    def published(self) -> str:
+        """Its name at the publisher."""
+        return self.sent_as or self.name
 
     def as_list(self) -> list[Any]:
         """Return what `Attribute(*…)` takes."""
@@ -75,7 +82,7 @@ class Attribute:
             self.type_modifier,
             self.missing,
             self.xmin,
-            *([self.under] if self.under else ()),
+            *([self.under, self.sent_as] if self.sent_as else [self.under] if self.under else ()),
         ]
 
 
@@ -98,6 +105,8 @@ class Attributes:
     not get, whatever they are called later; None: it gets all, and all that are added.  `masks`: the rules of the columns that are
     masked, by number, also of those that it does not get now; `fingerprint`: that of the key of those that are hashed.  `rule`: the
     options that decided this; `asked`: RESYNC TABLE was given since (column_choice).  `app_id`: the copy that they belong to.
+    `renames`: the names of columns that do not follow the publisher's, by number, also of those that it does not get now; `naming`:
+    the text of the option rename that decided them, None if it said nothing of the table.
     """
 
     app_id: str
@@ -112,6 +121,13 @@ class Attributes:
     asked: bool = False
     masks: Mapping[int, MaskRule] = field(default_factory=dict)
     fingerprint: str = ""
+    renames: Mapping[int, str] = field(default_factory=dict)
+    naming: str | None = None
+
+    @property
+    def goes_by_numbers(self) -> bool:
+        """Whether the publisher's names do not tell which of the Delta table's columns is which."""
+        return self.left_out is not None or bool(self.renames)
 
     @property
     def masked(self) -> Masks:
@@ -130,16 +146,18 @@ class Attributes:
 
     @property
     def published(self) -> Mapping[str, int]:
-        """The numbers of the publisher's columns, by name, also of those that the table does not get."""
-        return {one.name: one.number for one in self._all()}
+        """The numbers of the publisher's columns, by its names, also of those that the table does not get."""
+        out = {one.name: one.number for one in self.left_out or ()}
+        return out | {one.published: one.number for one in self.columns}
 
     @property
     def numbers(self) -> frozenset[int]:
         """The numbers of all of these columns."""
-        return frozenset(one.number for one in self._all())
+        return frozenset(self.published.values())
 
-    def _all(self) -> tuple[LeftOut | Attribute, ...]:
-        return (*(self.left_out or ()), *self.columns)
+    def here(self, column: ColumnDefinition) -> str:
+        """Return the name that the Delta table has for a column of the publisher."""
+        return self.renames.get(column.attnum, column.name)
 
     def known(self, shape: Shape) -> Numbers | None:
         """Return the numbers of the columns of the newest known message of this shape, or None."""
@@ -160,6 +178,7 @@ class Attributes:
                 "columns": [column.as_list() for column in self.columns],
                 "kept": [list(one) for one in self.kept],
                 **self._choice(),
+                **self._naming(),
                 "shapes": [[[list(c) for c in shape], list(numbers)] for shape, numbers in self.shapes],
             },
             ensure_ascii=False,
@@ -173,6 +192,12 @@ class Attributes:
         masks = [[number, str(rule)] for number, rule in sorted(self.masks.items())]
         masked = {"masks": masks, "fingerprint": self.fingerprint} if masks else {}
         return {"left_out": left_out, "rule": self.rule, "asked": self.asked, **masked}
+
+    def _naming(self) -> Mapping[str, Any]:
+        if self.naming is None:
+            return {}
+        renames = [[number, name] for number, name in sorted(self.renames.items())]
+        return {"renames": renames, "naming": self.naming, "asked": self.asked}
 
 
 def read(text: str | None) -> Attributes | None:
@@ -193,6 +218,8 @@ def read(text: str | None) -> Attributes | None:
         bool(found.get("asked")),
         {number: MaskRule.parse(text) for number, text in found.get("masks", ())},
         found.get("fingerprint", ""),
+        dict(found.get("renames", ())),
+        found.get("naming"),
     )
 
 
@@ -216,7 +243,7 @@ def current(definition: str | None, properties: Mapping[str, str], app_id: str) 
 
 
 def named_otherwise(known: Attributes | None, columns: Sequence[ColumnDefinition]) -> list[str]:
-    """Return the names of those of the publisher's columns that the Delta table does not have under these names.
+    """Return the names of those of the publisher's columns that the Delta table does not have under the names that they should have.
 
     A column of that name in the Delta table is another one, which an ALTER TABLE has dropped or renamed.  `known` None: the
     columns' numbers are not known, and names are all that there is.
@@ -224,7 +251,7 @@ def named_otherwise(known: Attributes | None, columns: Sequence[ColumnDefinition
     if known is None:
         return []
     here = {one.number: one.name for one in known.columns}
-    return [column.name for column in columns if here.get(column.attnum) != column.name]
+    return [column.name for column in columns if here.get(column.attnum) != known.here(column)]
 
 
 def of_definition(
@@ -237,18 +264,30 @@ def of_definition(
     listed: Collection[str] | None = None,
     masks: Mapping[int, MaskRule] = MappingProxyType({}),
     fingerprint: str = "",
+    renames: Mapping[int, str] = MappingProxyType({}),
+    naming: str | None = None,
 ) -> Attributes:
     """Return the attributes of a table that is being copied or is first seen.
 
-    `names` are its replicated columns; `left_out`, `rule`, `masks` and `fingerprint` as in Attributes.  `listed`: all published
-    columns (None: `names`).
+    `names` are its replicated columns, as the publisher names them; `left_out`, `rule`, `masks`, `fingerprint`, `renames` and
+    `naming` as in Attributes.  `listed`: all published columns (None: `names`).
     """
     published = [column for column in definition.columns if column.name in (names if listed is None else listed)]
     shape = (shape_of_columns(published), tuple(column.attnum for column in published))
     columns = [column for column in definition.columns if column.name in names]
+    named = [renames.get(c.attnum, c.name) for c in columns]
     found = tuple(
-        Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, _missing(c, c.attnum in masks), c.xmin, under(c))
-        for c in columns
+        Attribute(
+            c.attnum,
+            name,
+            c.type_oid,
+            c.type_modifier,
+            _missing(c, c.attnum in masks),
+            c.xmin,
+            under(c),
+            sent_as(c.name, name),
+        )
+        for c, name in zip(columns, named, strict=True)
     )
     return Attributes(
         app_id,
@@ -261,7 +300,14 @@ def of_definition(
         rule=rule,
         masks=dict(masks),
         fingerprint=fingerprint,
+        renames=dict(renames),
+        naming=naming,
     )
+
+
+def sent_as(published: str, name: str) -> str:
+    """Return Attribute.sent_as of a column."""
+    return published if published != name else ""
 
 
 def under(column: ColumnDefinition) -> int:

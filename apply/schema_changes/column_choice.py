@@ -1,10 +1,13 @@
-"""The options columns, exclude and mask: which of a table's published columns its Delta table gets, and which of them masked.
-They fail closed.
+"""The options columns, exclude, mask and rename: which of a table's published columns its Delta table gets, which of them masked,
+and under which names.  The first three fail closed.
 
 A table of which the options say something is closed: its columns were chosen by name once, and are known by their numbers at the
 publisher from then on.  A new name lets no column in, or out; a column that is added later stays out.  A copy that nobody asked
 for (an ALTER TABLE that takes one, a lost slot) keeps to these numbers.  RESYNC TABLE lets in what came later and no option leaves
 out; names are looked at anew if the options have other texts by then.  Until then a copy takes away, or masks, what either text does.
+
+What rename says of a column is decided in the same way, and does not close the table: a column that is added later joins it, under
+the name that the option has for it by then.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Rule, stored
+from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Rule, sent_as, stored
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.layouts import Layouts
 from pubsub.sql.mask_rules import MaskRule
@@ -21,8 +24,8 @@ from pubsub.sql.mask_rules import MaskRule
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a copy gives a table.  `left_out`, `rule`, `masks`: see Attributes; `left_out` None: the table is open, and gets all
-    columns.
+    """What a copy gives a table.  `left_out`, `rule`, `masks`, `renames`, `naming`: see Attributes; `left_out` None: the table is
+    open, and gets all columns.
 
     `listed`: the names of all published columns.
     """
@@ -32,16 +35,36 @@ class Choice:
     left_out: tuple[LeftOut, ...] | None = None
     rule: Rule | None = None
     masks: Mapping[int, MaskRule] = field(default_factory=dict)
+    renames: Mapping[int, str] = field(default_factory=dict)
+    naming: str | None = None
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the columns that the table gets."""
+        """The publisher's names of the columns that the table gets."""
         return frozenset(column.name for column in self.columns)
 
     @property
+    def goes_by_numbers(self) -> bool:
+        """As of Attributes."""
+        return self.left_out is not None or bool(self.renames)
+
+    @property
     def masked(self) -> Mapping[str, MaskRule]:
-        """The rules of the columns that the table gets masked, by name."""
-        return {column.name: self.masks[column.attnum] for column in self.columns if column.attnum in self.masks}
+        """The rules of the columns that the table gets masked, by the Delta table's names."""
+        return {self.here(column): self.masks[column.attnum] for column in self.columns if column.attnum in self.masks}
+
+    @property
+    def read(self) -> Mapping[str, str]:
+        """The columns whose values a copy reads: the publisher's name and the Delta table's."""
+        masks = self.masks
+        absent = {
+            column.attnum for column in self.columns if column.attnum in masks and masks[column.attnum].keeps_type
+        }
+        return {column.name: self.here(column) for column in self.columns if column.attnum not in absent}
+
+    def here(self, column: ColumnDefinition) -> str:
+        """Return the name that the Delta table has for a column of the publisher."""
+        return self.renames.get(column.attnum, column.name)
 
 
 def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str] | None, held: str | None) -> Choice:
@@ -50,9 +73,10 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
     `attnames` as in PublishedTable.  `held`: the table's definition (definition_json) of before, if it has one.  Raises
     UndefinedObject for an option that names a column of this very table which is not there, if names are looked at.
     """
-    layout, rule = layouts.choice_of(definition.schema, definition.name), layouts.rule
     published = definition.published(attnames)
+    layout, rule = layouts.choice_of(definition.schema, definition.name), layouts.rule
     before = stored(held)
+    renames, naming = _names(layouts, definition, published, before)
     earlier = {} if before is None else {one.number: one.named for one in before.left_out or ()}
     # By names, of columns whose numbers say nothing yet.
     masks = {c.attnum: layout.mask[c.name] for c in definition.columns if c.name in layout.mask}
@@ -66,14 +90,18 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
         )
         numbers = {column.attnum for column in gone}
         columns = tuple(column for column in published if column.attnum not in numbers)
-        return Choice(columns, frozenset(column.name for column in published), left_out, decided, masks)
+        names = frozenset(column.name for column in published)
+        return Choice(columns, names, left_out, decided, masks, renames, naming)
 
     def by_names() -> Choice:
-        layouts.require_columns(definition.schema, definition.name, [column.name for column in published])
+        names = [column.name for column in published]
+        layouts.require_columns(definition.schema, definition.name, names)
         earlier.clear()
         return divided(lambda column: layout.leaves_out(column.name), rule)
 
-    everything = Choice(tuple(published), frozenset(column.name for column in published))
+    everything = Choice(
+        tuple(published), frozenset(column.name for column in published), renames=renames, naming=naming
+    )
     if before is None or before.left_out is None:
         return by_names() if layout.is_closed else everything
     known = before.by_number
@@ -93,26 +121,44 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
     return by_names() if layout.is_closed else everything
 
 
+def _names(
+    layouts: Layouts, definition: TableDefinition, published: Sequence[ColumnDefinition], before: Attributes | None
+) -> tuple[Mapping[int, str], str | None]:
+    """Return Attributes.renames and naming for a copy of a table.  `before`: its attributes of before.  Raises UndefinedObject."""
+    rename = layouts.choice_of(definition.schema, definition.name).rename
+    found = {c.attnum: rename[c.name] for c in definition.columns if c.name in rename}
+    if before is None or before.naming is None or (before.asked and before.naming != layouts.naming):
+        names = [column.name for column in published]
+        layouts.require_columns(definition.schema, definition.name, names, rename=True)
+        return found, layouts.naming if rename else None
+    known = before.by_number
+    return {number: name for number, name in found.items() if number not in known} | dict(before.renames), before.naming
+
+
 def asking(definition: str) -> str:
     """Return a table's definition (definition_json) for whose next copy RESYNC TABLE was given."""
     said = stored(definition)
-    if said is None or said.left_out is None:
+    if said is None or (said.left_out is None and said.naming is None):
         return definition
     return _with(definition, replace(said, asked=True))
 
 
 def of_table_made_anew(definition: str, now: TableDefinition) -> str | None:
-    """Return the definition by which a table that was dropped and created again is copied; None if it was open.
+    """Return the definition by which a table that was dropped and created again is copied; None if no option said anything of it.
 
-    It gets the columns that the earlier one gave to the Delta table, by their names.
+    It gets the columns that the earlier one gave to the Delta table, by their names; an open one gets all.
     """
     said = stored(definition)
-    if said is None or said.left_out is None:
+    if said is None or (said.left_out is None and said.naming is None):
         return None
-    names = {column.name for column in said.columns}
-    ruled = {one.name for one in said.left_out if one.named}
+    names = {column.published for column in said.columns}
+    ruled = {one.name for one in said.left_out or () if one.named}
     named = {name: said.masks[number] for name, number in said.published.items() if number in said.masks}
-    columns = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier) for c in now.columns if c.name in names)
+    other = {name: said.renames[number] for name, number in said.published.items() if number in said.renames}
+    here = [(c, other.get(c.name, c.name)) for c in now.columns if c.name in names]
+    columns = tuple(
+        Attribute(c.attnum, name, c.type_oid, c.type_modifier, sent_as=sent_as(c.name, name)) for c, name in here
+    )
     left_out = tuple(LeftOut(c.attnum, c.name, c.name in ruled) for c in now.columns if c.name not in names)
     carried = Attributes(
         "",
@@ -120,11 +166,13 @@ def of_table_made_anew(definition: str, now: TableDefinition) -> str | None:
         now.storage,
         said.since,
         columns,
-        left_out=left_out,
+        left_out=None if said.left_out is None else left_out,
         rule=said.rule,
         asked=said.asked,
         masks={c.attnum: named[c.name] for c in now.columns if c.name in named},
         fingerprint=said.fingerprint,
+        renames={c.attnum: other[c.name] for c in now.columns if c.name in other},
+        naming=said.naming,
     )
     return _with(definition, carried)
 

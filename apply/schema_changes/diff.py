@@ -14,11 +14,20 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Numbers, shape_of, shape_of_columns, under
-from apply.schema_changes.table_definition import column_type, refuse_names_of_history
+from apply.schema_changes.attributes import (
+    Attribute,
+    Attributes,
+    LeftOut,
+    Numbers,
+    sent_as,
+    shape_of,
+    shape_of_columns,
+    under,
+)
+from apply.schema_changes.table_definition import column_type, refuse_names_of_history, refuse_same_names
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
-from pubsub.errors import FeatureNotSupported, InvalidValue, NotInPrerequisiteState
+from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relation, ReplicaIdentity
@@ -149,7 +158,7 @@ class _Wanted:
         retyped: dict[str, pa.DataType] = {}
         added: list[tuple[Attribute, pa.DataType]] = []
         closed = self._layout.is_closed or self._known.left_out is not None
-        masks = dict(self._known.masks)
+        masks, renames = dict(self._known.masks), dict(self._known.renames)
         left_out = {one.number: one for one in self._known.left_out or () if self._may_be_there(one.number)}
         for sent, number in zip(self._message.columns, self._numbers, strict=True):
             if number is None:
@@ -164,17 +173,20 @@ class _Wanted:
                 continue
             old, now = before.get(number), self._live.get(number)
             if old is None:
-                column, kind = self._added(sent.name, number)
+                if self._known.naming is not None and sent.name in self._layout.rename:
+                    renames.setdefault(number, self._layout.rename[sent.name])
+                column, kind = self._added(sent.name, number, renames.get(number, sent.name))
                 added.append((column, kind))
                 columns.append(column)
                 continue
-            if sent.name != old.name:
-                renamed[old.name] = sent.name
+            name = renames.get(number, sent.name)
+            if name != old.name:
+                renamed[old.name] = name
             sent_type = (int(sent.type_oid), sent.type_modifier)
             if sent_type != (old.type_oid, old.type_modifier):
                 kind = self._retyped(old, now, sent_type)
                 if kind is not None:
-                    retyped[sent.name] = kind
+                    retyped[name] = kind
             elif self._made_of_others(old, now):
                 raise self._copy_again(f'the composite type of column "{old.name}" was altered')
             elif self._written_anew(old, now):
@@ -182,11 +194,12 @@ class _Wanted:
             columns.append(
                 replace(
                     old,
-                    name=sent.name,
+                    name=name,
                     type_oid=sent_type[0],
                     type_modifier=sent_type[1],
                     xmin=now.xmin if now is not None else old.xmin,
                     under=old.under if now is None or now.type_oid != sent.type_oid else under(now),
+                    sent_as=sent_as(sent.name, name),
                 )
             )
         key = self._key(columns, renamed)
@@ -202,7 +215,8 @@ class _Wanted:
         kept = tuple(one for one in (*self._known.kept, *gone) if keep and folded_name(one[1]) not in taken)
         stays = {name for _, name in kept}
         dropped = [name for _, name in (*self._known.kept, *gone) if name not in stays]
-        self._refuse_same_names([*(column.name for column in columns), *stays])
+        names = [(column.published, column.name) for column in columns]
+        refuse_same_names([*names, *((name, name) for name in stays)], self._target.relation)
         if self._target.history is not None:
             self._refuse_names_of_history([*renamed.values(), *(column.name for column, _ in added)], renamed)
         else:
@@ -221,6 +235,7 @@ class _Wanted:
             storage=storage,
             left_out=tuple(one for _, one in sorted(left_out.items())) if closed else None,
             masks=masks,
+            renames=renames,
         )
         alteration = None
         if renamed or dropped or retyped or added or key != self._target.identity or gone:
@@ -251,18 +266,27 @@ class _Wanted:
         columns = None if self._definition is None else self._definition.columns
         return number in self._numbers or columns is None or any(column.attnum == number for column in columns)
 
-    def _added(self, name: str, number: int) -> tuple[Attribute, pa.DataType]:
+    def _added(self, published: str, number: int, name: str) -> tuple[Attribute, pa.DataType]:
         now = self._live.get(number)
         assert now is not None  # an unknown number comes from the catalog
         if number <= self._known.count:
-            raise self._copy_again(f'column "{name}" is published from now on')
+            raise self._copy_again(f'column "{published}" is published from now on')
         assert self._definition is not None
         partitioned = self._definition.kind == "p"
         unknown = now.missing_differs or (self._rewritten and (partitioned or now.missing is None))
         if unknown:
-            raise self._copy_again(f'the values of column "{name}" in its rows are known to the publisher alone')
+            raise self._copy_again(f'the values of column "{published}" in its rows are known to the publisher alone')
         kind = column_type(now, self._definition, self._choices)
-        column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin, under(now))
+        column = Attribute(
+            number,
+            name,
+            now.type_oid,
+            now.type_modifier,
+            now.missing,
+            now.xmin,
+            under(now),
+            sent_as(published, name),
+        )
         return column, kind
 
     def _made_of_others(self, old: Attribute, now: ColumnDefinition | None) -> bool:
@@ -344,17 +368,6 @@ class _Wanted:
     @staticmethod
     def _numbers_of(names: Mapping[int, str], some: Sequence[str]) -> set[int]:
         return {number for number, name in names.items() if name in some}
-
-    def _refuse_same_names(self, names: Sequence[str]) -> None:
-        seen: dict[str, str] = {}
-        for name in names:
-            other = seen.setdefault(folded_name(name), name)
-            if other != name:
-                raise FeatureNotSupported(
-                    f'columns "{other}" and "{name}" of table "{self._target.relation}" differ only in case',
-                    detail="Delta does not tell such columns apart.",
-                    hint="Rename one of them, or publish the table with a column list.",
-                )
 
     def _refuse_names_of_others(self, new: Sequence[str]) -> None:
         """Refuse the name of a column that only the Delta table has."""

@@ -118,7 +118,7 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
 def _as_chosen(target: TargetTable, attributes: Attributes) -> TargetTable:
     masks = attributes.masked
     sent = frozenset(column.name for column in attributes.columns) - masks.absent
-    return replace(target, closed=attributes.left_out is not None, masks=masks, sent=sent)
+    return replace(target, closed=attributes.goes_by_numbers, masks=masks, sent=sent)
 
 
 class Publisher:
@@ -265,8 +265,10 @@ class Follower:
     ) -> None:
         if table.attributes is None:
             message = effect[-1].message
-            if self._layouts.choice_of(message.namespace, message.name).mask:
-                raise CopyAgain(table.relid, table.target.relation, "which columns are masked is not known")
+            said = self._layouts.choice_of(message.namespace, message.name)
+            if said.mask or said.rename:
+                what = "masked" if said.mask else "renamed"
+                raise CopyAgain(table.relid, table.target.relation, f"which columns are {what} is not known")
             table.attributes = _adopted(table, effect, described)
             if table.attributes is None:
                 return  # decoding refuses what does not fit
@@ -418,7 +420,8 @@ def _know(table: Columns, attributes: Attributes) -> None:
 
 def _facts(known: Attributes) -> tuple[object, ...]:
     """Return what is stored of a table that is not altered, if it has changed."""
-    return known.storage, known.count, known.left_out, known.masks
+    named = [(column.number, column.sent_as) for column in known.columns]
+    return known.storage, known.count, known.left_out, known.masks, known.renames, named
 
 
 def _tell_left_out(relation: str, before: Attributes, after: Attributes) -> None:

@@ -47,8 +47,9 @@ def target_table(
     published columns that it gets; None: all.
 
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
-    that history, metadata or soft deletes need, for a column of the key that is left out, for a mask that does not fit, for
-    metadata or soft deletes of a table without a key, and for soft deletes of one whose key is of floating-point numbers.
+    that another column has, or that history, metadata or soft deletes need, for a column of the key that is left out, for a mask
+    that does not fit, for metadata or soft deletes of a table without a key, and for soft deletes of one whose key is of
+    floating-point numbers.
     """
     qualified = f"{definition.schema}.{definition.name}"
     every = definition.published(published)
@@ -61,18 +62,11 @@ def target_table(
             detail="A Delta table has at least one column.",
             hint="Add a column, or drop the table from the publication and refresh the subscription.",
         )
-    folded: dict[str, str] = {}
-    for column in columns:
-        other = folded.setdefault(folded_name(column.name), column.name)
-        if other != column.name:
-            raise FeatureNotSupported(
-                f'columns "{other}" and "{column.name}" of table "{qualified}" differ only in case',
-                detail="Delta does not tell such columns apart.",
-                hint="Rename one of them, or publish the table with a column list.",
-            )
-    names = {column.name for column in columns}
+    named = {column.name: column.name if choice is None else choice.here(column) for column in columns}
+    refuse_same_names([*named.items()], qualified)
+    names = {*named.values()}
     key = row_key(definition, {column.name for column in every})
-    missing = [name for name in key if name not in names]
+    missing = [name for name in key if name not in named]
     if missing and definition.replica_identity == "f":
         key = ()  # rows are found by the values that they have here
     elif missing:
@@ -82,13 +76,15 @@ def target_table(
         )
     for error in refused_keys(columns, key, qualified):
         raise error
+    key = tuple(named[name] for name in key)
     rules = {} if choice is None else choice.masked
-    _refuse_unfit_masks(rules, columns, key, qualified)
+    _refuse_unfit_masks(rules, names, key, qualified)
     fields = [
-        pa.field(column.name, column_type(column, definition, choices, rules.get(column.name))) for column in columns
+        pa.field(named[column.name], column_type(column, definition, choices, rules.get(named[column.name])))
+        for column in columns
     ]
     masks = Masks(rules)
-    closed = choice is not None and choice.left_out is not None
+    closed = choice is not None and choice.goes_by_numbers
     if mode == "history":
         refuse_names_of_history(names, qualified)
         schema = pa.schema([*change_rows.FIELDS, *fields])
@@ -117,6 +113,26 @@ def target_table(
     )
 
 
+def refuse_same_names(named: Sequence[tuple[str, str]], relation: str) -> None:
+    """Raise FeatureNotSupported for two columns, each by the publisher's name and the Delta table's, that have one name there."""
+    folded: dict[str, tuple[str, str]] = {}
+    for one in named:
+        other = folded.setdefault(folded_name(one[1]), one)
+        if other == one:
+            continue
+        if other[0] == other[1] and one[0] == one[1]:
+            raise FeatureNotSupported(
+                f'columns "{other[0]}" and "{one[0]}" of table "{relation}" differ only in case',
+                detail="Delta does not tell such columns apart.",
+                hint="Rename one of them, there or by the option rename, or publish the table with a column list.",
+            )
+        raise FeatureNotSupported(
+            f'columns "{other[0]}" and "{one[0]}" of table "{relation}" would have one name here, "{one[1]}"',
+            detail="Delta does not tell names apart that differ only in case.",
+            hint="Give one of them another name by the option rename, or publish the table with a column list.",
+        )
+
+
 def _refuse_names_of_own(own: Sequence[pa.Field], names: Iterable[str], relation: str) -> None:
     folded = {folded_name(name): name for name in names}
     for field in own:
@@ -126,7 +142,7 @@ def _refuse_names_of_own(own: Sequence[pa.Field], names: Iterable[str], relation
         option = "deletes = soft" if field.name == soft_deletes.DELETED_AT else "metadata"
         raise FeatureNotSupported(
             f'column "{other}" of table "{relation}" has a name that {option} needs',
-            hint="Rename it, publish the table with a column list, or give the option another name.",
+            hint="Rename it, there or by the option rename, publish the table with a column list, or give the option another name.",
         )
 
 
@@ -144,9 +160,7 @@ def _refuse_unfit_for_soft_deletes(fields: Sequence[pa.Field], key: Sequence[str
         )
 
 
-def _refuse_unfit_masks(
-    rules: Mapping[str, MaskRule], columns: Sequence[ColumnDefinition], key: Sequence[str], relation: str
-) -> None:
+def _refuse_unfit_masks(rules: Mapping[str, MaskRule], names: Iterable[str], key: Sequence[str], relation: str) -> None:
     """Raise FeatureNotSupported for a column of the key whose values are not told apart, and for a table with nothing but NULLs."""
     for name, rule in rules.items():
         if name in key and not rule.tells_values_apart:
@@ -155,7 +169,7 @@ def _refuse_unfit_masks(
                 detail="An UPDATE or DELETE could not find its row.",
                 hint="Mask it by hash.",
             )
-    if all(column.name in rules and rules[column.name].keeps_type for column in columns):
+    if all(name in rules and rules[name].keeps_type for name in names):
         raise FeatureNotSupported(f'the option mask leaves no value of table "{relation}"')
 
 
@@ -165,7 +179,7 @@ def refuse_names_of_history(names: Iterable[str], relation: str) -> None:
         if folded_name(name) in change_rows.NAMES:
             raise FeatureNotSupported(
                 f'column "{name}" of table "{relation}" has a name that mode = history needs',
-                hint="Rename it, or publish the table with a column list.",
+                hint="Rename it, there or by the option rename, or publish the table with a column list.",
             )
 
 
@@ -246,8 +260,10 @@ def described(
     table: TargetTable, definition: TableDefinition, app_id: str, since: Lsn, choice: Choice | None
 ) -> Attributes:
     """Return the attributes of a table as the publisher's catalog has it at `since`."""
-    if choice is None or choice.left_out is None:
+    if choice is None:
         return of_definition(definition, table.schema.names, app_id, since)
+    if choice.left_out is None:
+        return of_definition(definition, [*choice.names], app_id, since, renames=choice.renames, naming=choice.naming)
     return of_definition(
         definition,
         [*choice.names],
@@ -258,4 +274,6 @@ def described(
         choice.listed,
         choice.masks,
         table.masks.fingerprint,
+        choice.renames,
+        choice.naming,
     )

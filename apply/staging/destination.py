@@ -74,7 +74,7 @@ class Destination:
         known = self.readings.get(relation)
         if known is None and self.table.closed:
             raise NotInPrerequisiteState(
-                f'which columns of table "{self.table.relation}" are which cannot be told, and some may be left out',
+                f'which columns of table "{self.table.relation}" are which cannot be told, and some are left out or renamed',
                 hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {self.table.relation}",
             )
         return known if known is not None else Reading(tuple(targets(relation, self.table)), {})

@@ -268,7 +268,7 @@ class Ahead:
             if table.gives_way:
                 return "rows may stand where new ones arrive"
             if table.closed:
-                return "columns of a table may be left out, which only the publisher's catalog tells apart"
+                return "columns of a table may be left out or renamed, which only the publisher's catalog tells apart"
             if not table.key and not inserts_only:
                 return "rows of a table without a key change"
             work = streamed.works.get(name)

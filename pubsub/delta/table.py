@@ -80,7 +80,8 @@ class TargetTable:
     metadata: metadata_columns.Metadata = ()
     """The columns that say which change made a row.  The table has a `key` then."""
     closed: bool = False
-    """Whether the publisher's columns are known by their numbers alone, since some may be left out; known only where they are read."""
+    """Whether the publisher's columns are known by their numbers alone, since some may be left out, or have other names here; known
+    only where they are read."""
     masks: Masks = NO_MASKS
     """The columns that do not have the publisher's values (the option mask); known as `closed` is."""
     sent: frozenset[str] = frozenset()

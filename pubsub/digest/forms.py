@@ -44,12 +44,12 @@ _SAME_BYTES: Final = frozenset(("UTF8", "SQL_ASCII"))
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One column.  In SQL, `{}` stands for the column, or for what `computed` made of it.
+    """One column, by the Delta table's name.  In SQL, `{}` stands for the column, or for what `computed` made of it.
 
     `text`: the canonical text (NULL for NULL).  `computed`: an expression that is to be evaluated once, since `text` uses it
     more than once; None: the column itself.  `shown`: the text of the type's output function.  `long`: texts may have more
     than LONGEST bytes.  `encoded`: both sides hash the hexadecimal digits of the text's UTF-8, since the publisher's
-    database has another encoding.
+    database has another encoding.  `published`: the publisher's name, if that is another one.
     """
 
     column: str
@@ -59,11 +59,17 @@ class Form:
     computed: str | None = None
     long: bool = False
     encoded: bool = False
+    published: str = ""
+
+    @property
+    def there(self) -> str:
+        """The publisher's name."""
+        return self.published or self.column
 
     @property
     def quoted(self) -> str:
-        """The column's name in SQL."""
-        return quote_identifier(self.column)
+        """The publisher's name in SQL."""
+        return quote_identifier(self.there)
 
     def shown_sql(self) -> str:
         """Return the text of the type's output function, in SQL."""
@@ -181,13 +187,18 @@ class RowForm:
         """The names of the columns that identify a row; none without a key."""
         return tuple(form.column for form in self.key) if self.has_key else ()
 
+    @property
+    def published_names(self) -> dict[str, str]:
+        """The publisher's names of the columns, by the Delta table's."""
+        return {form.column: form.there for form in self.forms}
+
     def select(self, source: str) -> str:
         """Return SQL after FROM with the columns `k`, a row's key hash, and `h`, its own, of the rows of `source`.
 
         `source` is SQL after FROM, too, conditions included; tableoid and ctid of its rows are passed on as `oid` and `at`.
         """
         forms = self.forms
-        names = {form.column for form in forms}
+        names = {form.there for form in forms}
         prefix = "x"
         while any(name.startswith(prefix) for name in names):
             prefix += "_"

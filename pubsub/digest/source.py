@@ -60,7 +60,7 @@ class SourceTable:
     blocks: int | None
     nbytes: int
     key_types: Mapping[str, str] = field(default_factory=dict)
-    """The SQL type names of the key's columns."""
+    """The SQL type names of the key's columns, by the publisher's names."""
 
     def stretches(self) -> list[Stretch]:
         """Return the stretches that together are the table; the last is open-ended."""
@@ -106,7 +106,8 @@ class SourceTable:
         return self._hashed(connection, self.form.select(self._source(None, sample=percent)))
 
     def rows_under(self, connection: Connection, keys: pa.Table) -> Hashed:
-        """Return the rows under these keys."""
+        """Return the rows under these keys, which have the Delta table's names."""
+        keys = keys.rename_columns([self.form.published_names[name] for name in keys.column_names])
         operators = equality_operators(connection, self.table.oid, self.key_types)
         found = [NOTHING]
         for first in range(0, keys.num_rows, _PLACES):
@@ -139,8 +140,9 @@ class SourceTable:
         return found
 
     def copy_at(self, connection: Connection, places: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of `schema` of rows by their places, in any order."""
-        listed = ", ".join(map(quote_identifier, schema.names))
+        """Yield the columns of `schema`, which has the Delta table's names, of rows by their places, in any order."""
+        names = self.form.published_names
+        listed = ", ".join(quote_identifier(names[name]) for name in schema.names)
         for rows in self._at(places):
             statement = f"COPY (SELECT {listed} FROM {rows}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
             yield from copy_out.batches(connection, statement, schema, parse_copy)

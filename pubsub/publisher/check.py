@@ -204,7 +204,7 @@ def check_table(table: PublishedTable, definition: TableDefinition, root: str | 
             "error",
             f'columns {same} of table "{name}" differ only in case',
             detail="Delta does not tell the names of columns apart by case.",
-            hint="Rename one, or leave it out with a column list in the publication.",
+            hint="Rename one, there or by the option rename, or leave it out with a column list in the publication.",
         )
         for same in _same_but_for_case(column.name for column in columns)
     ]

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadTable:
-    """What statements name: the table, `only` without its children, and the `columns` that they read."""
+    """What statements name: the table, `only` without its children, and the `columns` that they read.
+
+    `here`: the names of these columns in the Delta table, if some are others (the option rename).
+    """
 
     schema: str
     name: str
@@ -32,9 +35,19 @@ class ReadTable:
     """0: nothing is known of the table, and nothing is proved."""
     attributes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Every column's attribute number, and the oid of its type without domains; also those that only a row filter reads."""
+    here: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The Delta table's names of `columns`."""
+        return self.here or self.columns
+
+    def published(self, name: str) -> str:
+        """Return the publisher's name of one of the Delta table's columns."""
+        return self.columns[self.names.index(name)]
 
     @classmethod
-    def of(cls, definition: TableDefinition, columns: Iterable[str]) -> ReadTable:
+    def of(cls, definition: TableDefinition, columns: Iterable[str], here: Iterable[str] = ()) -> ReadTable:
         """Return the table as it is defined."""
         return cls(
             definition.schema,
@@ -43,6 +56,7 @@ class ReadTable:
             definition.kind == "r",
             definition.oid,
             {one.name: (one.attnum, int(one.base_type_oid)) for one in definition.columns},
+            tuple(here),
         )
 
     def __str__(self) -> str:

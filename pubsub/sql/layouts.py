@@ -1,9 +1,10 @@
 """What the Delta tables of a subscription have, how they lie, and their names in a catalog: mode, deletes, truncate, metadata,
-columns, exclude, mask, partition_by, cluster_by, table_properties and register.
+columns, exclude, mask, rename, partition_by, cluster_by, table_properties and register.
 
     columns = 'public.users (id, name)'
     exclude = 'public.users (password), hr.* (salary)'
     mask = 'public.users (email hash, phone null, card truncate 4), * (name redact)'
+    rename = 'public.users (email mail, "Odd" odd), hr.* (pay salary)'
     mode = 'history'
     mode = 'public.payments (history), sales.* (mirror)'
     deletes = 'public.users (soft)'
@@ -16,12 +17,13 @@ columns, exclude, mask, partition_by, cluster_by, table_properties and register.
     register = '* (lake.shop), public.orders (lake.shop.all_orders)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-a mode, how rows are deleted, what a TRUNCATE does, properties, or kinds of metadata, each perhaps with a column's name, or a name
-in a catalog, in parentheses; a mode, a way to delete or to truncate, or a name in a catalog stands without a table for all tables.
-The element that says most about a table counts alone.  Only what is excluded is joined, and so are masks and properties, of which
-those of the element that says most go before.  A name is written as in SQL; values with other than letters and digits are in double
-quotes.  The options take effect when a Delta table is created, mode, deletes, truncate, metadata, columns, exclude and mask
-whenever a table is copied; changing them does not affect existing tables.  Register alone holds at once.
+columns with other names, a mode, how rows are deleted, what a TRUNCATE does, properties, or kinds of metadata, each perhaps with a
+column's name, or a name in a catalog, in parentheses; a mode, a way to delete or to truncate, or a name in a catalog stands without
+a table for all tables.  The element that says most about a table counts alone.  Only what is excluded is joined, and so are masks,
+other names and properties, of which those of the element that says most go before.  A name is written as in SQL; values with other
+than letters and digits are in double quotes.  The options take effect when a Delta table is created, mode, deletes, truncate,
+metadata, columns, exclude, mask and rename whenever a table is copied; changing them does not affect existing tables.  Register
+alone holds at once.
 """
 
 from __future__ import annotations
@@ -100,6 +102,8 @@ class Layout:
     """The columns that it does not have."""
     mask: Mapping[str, MaskRule] = field(default_factory=dict)
     """The columns that are masked."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """The names that columns have in the Delta table, by the publisher's."""
 
     @property
     def is_closed(self) -> bool:
@@ -129,9 +133,12 @@ class Layouts:
     columns: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[Pattern, Mapping[str, MaskRule]] = field(default_factory=dict)
+    rename: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
     register: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     rule: tuple[str, str, str] = ("", "", "")
     """The texts of columns, exclude and mask."""
+    naming: str = ""
+    """The text of rename."""
 
     @classmethod
     def parse(
@@ -147,6 +154,7 @@ class Layouts:
         metadata: str = "",
         truncate: str = "",
         register: str = "",
+        rename: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -160,14 +168,23 @@ class Layouts:
             columns_of("columns", columns),
             columns_of("exclude", exclude),
             masks_of(mask),
+            renames_of(rename),
             registers_of(register),
             (columns, exclude, mask),
+            rename,
         )
 
     @property
     def choices(self) -> Layouts:
-        """What columns, exclude and mask say alone."""
-        return Layouts(columns=self.columns, exclude=self.exclude, mask=self.mask, rule=self.rule)
+        """What columns, exclude, mask and rename say alone."""
+        return Layouts(
+            columns=self.columns,
+            exclude=self.exclude,
+            mask=self.mask,
+            rename=self.rename,
+            rule=self.rule,
+            naming=self.naming,
+        )
 
     def of(self, schema: str, table: str) -> Layout:
         """Return a table's layout.
@@ -182,26 +199,25 @@ class Layouts:
                 detail="Delta clusters tables without partitions.",
                 hint="Name it in one of partition_by and cluster_by.",
             )
-        properties: dict[str, str] = {}
-        for one in reversed(_patterns(schema, table)):
-            properties |= self.properties.get(one, {})
         return replace(
             self.choice_of(schema, table),
             partition_by=partition_by,
             cluster_by=cluster_by,
-            properties=properties,
+            properties=_joined(self.properties, schema, table),
             mode=self.mode_of(schema, table),
             deletes=self.deletes_of(schema, table),
             truncate=self.truncate_of(schema, table),
         )
 
     def choice_of(self, schema: str, table: str) -> Layout:
-        """Return what columns, exclude and mask say of a table."""
+        """Return what columns, exclude, mask and rename say of a table."""
         exclude = frozenset(name for one in _patterns(schema, table) for name in self.exclude.get(one, ()))
-        mask: dict[str, MaskRule] = {}
-        for one in reversed(_patterns(schema, table)):
-            mask |= self.mask.get(one, {})
-        return Layout(columns=_of_table(self.columns, schema, table, ()), exclude=exclude, mask=mask)
+        return Layout(
+            columns=_of_table(self.columns, schema, table, ()),
+            exclude=exclude,
+            mask=_joined(self.mask, schema, table),
+            rename=_joined(self.rename, schema, table),
+        )
 
     def mode_of(self, schema: str, table: str) -> Mode:
         """Return a table's mode."""
@@ -258,11 +274,12 @@ class Layouts:
         """Return the catalogs that `register` names."""
         return {names[0] for names in self.register.values()}
 
-    def require_columns(self, schema: str, table: str, published: Collection[str]) -> None:
-        """Raise UndefinedObject if columns, exclude or mask name columns of this very table that are not published."""
+    def require_columns(self, schema: str, table: str, published: Collection[str], *, rename: bool = False) -> None:
+        """Raise UndefinedObject if columns, exclude or mask name columns of this very table that are not published; with `rename`,
+        if that option does."""
         for option, rules in self._naming_columns():
             for name in rules.get((schema, table), ()):
-                if name not in published:
+                if name not in published and rename == (option == "rename"):
                     raise no_column(option, schema, table, name)
 
     def require_columns_somewhere(self, published: Mapping[tuple[str, str], Collection[str]]) -> None:
@@ -275,7 +292,7 @@ class Layouts:
                         raise no_column(option, pattern[0] or "*", pattern[1] or "*", name)
 
     def _naming_columns(self) -> tuple[tuple[str, Mapping[Pattern, Collection[str]]], ...]:
-        return ("columns", self.columns), ("exclude", self.exclude), ("mask", self.mask)
+        return ("columns", self.columns), ("exclude", self.exclude), ("mask", self.mask), ("rename", self.rename)
 
     def tables(self) -> Iterator[tuple[str, str, str]]:
         """Yield option, schema and name of each table that is named by itself."""
@@ -290,6 +307,7 @@ class Layouts:
             "columns": self.columns,
             "exclude": self.exclude,
             "mask": self.mask,
+            "rename": self.rename,
             "register": self.register,
         }
         for option, rules in named.items():
@@ -305,6 +323,14 @@ def _patterns(schema: str, table: str) -> tuple[Pattern, ...]:
 
 def _of_table(rules: Mapping[Pattern, V], schema: str, table: str, default: V) -> V:
     return next((rules[one] for one in _patterns(schema, table) if one in rules), default)
+
+
+def _joined(rules: Mapping[Pattern, Mapping[str, V]], schema: str, table: str) -> dict[str, V]:
+    """Return what all elements say of a table; of those that say the same thing, the one that says most goes before."""
+    found: dict[str, V] = {}
+    for one in reversed(_patterns(schema, table)):
+        found |= rules.get(one, {})
+    return found
 
 
 def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:
@@ -340,6 +366,29 @@ def masks_of(text: str) -> dict[Pattern, Mapping[str, MaskRule]]:
                 raise _invalid("mask", text, "A column is named twice.")
             rules[item[0].value] = rule
         _add(found, pattern, rules, "mask", text)
+    return found
+
+
+def renames_of(text: str) -> dict[Pattern, Mapping[str, str]]:
+    """Parse rename.  Raises PubsubError (22023) and SqlSyntaxError."""
+    found: dict[Pattern, Mapping[str, str]] = {}
+    for pattern, inside in _elements("rename", text):
+        names: dict[str, str] = {}
+        for item in _split(inside):
+            named = len(item) == 2 and all(token.kind in (Kind.WORD, Kind.NAME) and token.value for token in item)
+            if not named:
+                raise _invalid(
+                    "rename",
+                    text,
+                    "In the parentheses are names of columns, each with the one that it has in the Delta table, separated by "
+                    "commas.",
+                )
+            if item[0].value in names:
+                raise _invalid("rename", text, "A column is named twice.")
+            names[item[0].value] = item[1].value
+        if len(set(names.values())) < len(names):
+            raise _invalid("rename", text, "Two columns have one name.")
+        _add(found, pattern, names, "rename", text)
     return found
 
 

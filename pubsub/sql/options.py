@@ -27,6 +27,7 @@ from pubsub.sql.layouts import (
     patterns_of,
     properties_of,
     registers_of,
+    renames_of,
     truncate_of,
 )
 from pubsub.sql.typechoices import TypeChoices
@@ -68,8 +69,8 @@ class SubscriptionOptions:
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command has set
     another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
-    `metadata`, `columns`, `exclude`, `mask`, `partition_by`, `cluster_by`, `table_properties` and `register` are those that
-    Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no
+    `metadata`, `columns`, `exclude`, `mask`, `rename`, `partition_by`, `cluster_by`, `table_properties` and `register` are those
+    that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no
     end.  `wal_archive` is a directory of the publisher's WAL segments; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
     last day.
@@ -119,6 +120,7 @@ class SubscriptionOptions:
     columns: str = ""
     exclude: str = ""
     mask: str = ""
+    rename: str = ""
     register: str = ""
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
@@ -138,6 +140,7 @@ class SubscriptionOptions:
             self.metadata,
             self.truncate,
             self.register,
+            self.rename,
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -183,6 +186,7 @@ STORED_OPTIONS: Final = (
     "columns",
     "exclude",
     "mask",
+    "rename",
     "register",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
@@ -236,8 +240,8 @@ def refuse_new_tables_in_two_phase(options: SubscriptionOptions) -> None:
 
 
 def refuse_unfollowed_choice(options: SubscriptionOptions) -> None:
-    """Refuse columns, exclude and mask with schema_changes = refuse, which goes by names: a new name would let a column in."""
-    for name in ("columns", "exclude", "mask"):
+    """Refuse columns, exclude, mask and rename with schema_changes = refuse, which goes by names: a new name would let a column in."""
+    for name in ("columns", "exclude", "mask", "rename"):
         if options.schema_changes == "refuse" and getattr(options, name):
             raise _exclusive("schema_changes = refuse", f"{name} = …")
 
@@ -435,6 +439,12 @@ def _masks(option: Option) -> str:
     return text
 
 
+def _renames(option: Option) -> str:
+    text = _string(option)
+    renames_of(text)
+    return text
+
+
 def _tables(option: Option) -> str:
     text = _string(option)
     patterns_of(option.name, text)
@@ -522,6 +532,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "columns": _columns_by_table,
     "exclude": _columns_by_table,
     "mask": _masks,
+    "rename": _renames,
     "register": _register,
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),

@@ -75,6 +75,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "columns": st.sampled_from(["", 'public.t (a, "B b")']),
     "exclude": st.sampled_from(["", "s.* (a), public.t (b)"]),
     "mask": st.sampled_from(["", "s.* (a hash, b null), public.t (b truncate 4, c redact)"]),
+    "rename": st.sampled_from(["", 's.* (a b), public.t (b "C c", "D d" b)', "* (id id)"]),
     "new_tables": st.sampled_from(["ignore", "follow"]),
     "on_slot_loss": st.sampled_from(["stop", "resync"]),
     "wal_archive": st.sampled_from(["none", "/archive", "/with 'quotes' and, more"]),

@@ -299,3 +299,136 @@ def test_the_catalog_shows_what_is_masked() -> None:
     clear = replace(relation, definition=definition(SubscriptionOptions(mask="s.t (name null)"), of))
     assert clear.column_types["name"] == (23, -1)
     assert replace(relation, definition=None).masked == ()
+
+
+RENAME = SubscriptionOptions(rename="s.t (ssn social, id ident)")
+
+
+def here(choice: Choice) -> dict[str, str]:
+    return {column.name: choice.here(column) for column in choice.columns}
+
+
+def test_names_decide_at_first_what_is_renamed() -> None:
+    choice = choose(RENAME, USERS, None, None)
+    assert here(choice) == {"id": "ident", "name": "name", "ssn": "social"}
+    assert choice.left_out is None, "it is open"
+    target = target_table(USERS, None, "/t", choice=choice)
+    assert (target.schema.names, target.key, target.closed) == (["ident", "name", "social"], ("ident",), True)
+    both = choose(replace(RENAME, mask="* (ssn null, name hash)", exclude="* (nothing)"), USERS, None, None)
+    assert both.masked == {"social": NULL, "name": HASH}
+    assert both.read == {"id": "ident", "name": "name"}
+    assert choose(SubscriptionOptions(rename="s.u (ssn a)"), USERS, None, None).naming is None
+    with pytest.raises(UndefinedObject, match="option rename"):
+        choose(RENAME, table((1, "id"), (2, "name")), None, None)
+
+
+@pytest.mark.parametrize("name", ["t", "renamed"])
+def test_numbers_decide_from_then_on_what_is_renamed(name: str) -> None:
+    """A name that the option has renames nothing else; what comes later joins, and is renamed by its name."""
+    held = definition(RENAME)
+    now = table((1, "uid"), (2, "ssn"), (3, "name"), (4, "id"), (5, "more"), name=name)
+    now = replace(now, primary_key=("uid",), identity_key=("uid",))
+    later = "ident" if name == "t" else "id"  # which the first one has
+    for before in (held, asking(held), definition(RENAME, USERS, held)):
+        found = here(choose(RENAME, now, None, before))
+        assert found == {"uid": "ident", "ssn": "ssn", "name": "social", "id": later, "more": "more"}
+    said = read(json.loads(held)["attributes"])
+    assert said is not None
+    assert [replicated(said, now.columns)] == [[*now.columns]]
+
+
+def test_other_names_hold_when_somebody_asks() -> None:
+    held = definition(RENAME)
+    other = SubscriptionOptions(rename="s.t (name full_name)")
+    before = {"id": "ident", "name": "name", "ssn": "social"}
+    assert here(choose(other, USERS, None, held)) == before
+    again = definition(other, USERS, held)
+    assert here(choose(other, USERS, None, again)) == before
+    assert here(choose(other, USERS, None, asking(again))) == {"id": "id", "name": "full_name", "ssn": "ssn"}
+    nothing = SubscriptionOptions()
+    assert here(choose(nothing, USERS, None, held)) == before
+    assert choose(nothing, USERS, None, asking(held)) == choose(nothing, USERS, None, None)
+    # A column that the earlier text named and that has another name by now is no error, until names are looked at.
+    now = table((1, "id"), (2, "name"), (3, "later"))
+    assert here(choose(RENAME, now, None, held))["later"] == "social"
+    with pytest.raises(UndefinedObject):
+        choose(SubscriptionOptions(rename="s.t (ssn a)"), now, None, asking(held))
+    # A table that was open, or had other options, is renamed from its next copy on.
+    assert here(choose(RENAME, USERS, None, definition(SubscriptionOptions()))) == before
+    excluded = definition(SubscriptionOptions(exclude="s.t (ssn)"))
+    assert here(choose(replace(RENAME, exclude="s.t (ssn)"), USERS, None, excluded)) == {"id": "ident", "name": "name"}
+    # What is excluded is not decided by the text of rename.
+    both = definition(replace(RENAME, exclude="s.t (name)"))
+    assert numbers(choose(replace(other, exclude="s.t (name)"), USERS, None, asking(both))) == [1, 3]
+
+
+def test_a_table_that_is_made_anew_has_the_names_that_it_had() -> None:
+    renamed = definition(RENAME, table((1, "id"), (2, "name"), (3, "a")), definition(RENAME))
+    now = table((1, "a"), (2, "id"), (3, "ssn"), (4, "more"), name="other")
+    anew = of_table_made_anew(renamed, now)
+    choice = choose(RENAME, now, None, anew)
+    assert here(choice) == {"a": "social", "id": "ident", "ssn": "ssn", "more": "more"}
+    assert choice.left_out is None
+    closed = of_table_made_anew(definition(replace(RENAME, exclude="s.t (name)")), now)
+    assert here(choose(replace(RENAME, exclude="s.t (name)"), now, None, closed)) == {"id": "ident", "ssn": "social"}
+
+
+def test_other_names_are_read_as_they_were_written() -> None:
+    for options in (RENAME, replace(RENAME, exclude="* (name)"), SubscriptionOptions(rename="* (ssn ssn)")):
+        for text in (definition(options), asking(definition(options))):
+            said = read(json.loads(text)["attributes"])
+            assert said is not None
+            assert read(said.as_json()) == said
+            assert said.naming == options.rename
+            assert said.asked == (text != definition(options))
+    said = read(json.loads(definition(RENAME))["attributes"])
+    assert said is not None
+    assert [(one.name, one.published) for one in said.columns] == [
+        ("ident", "id"),
+        ("name", "name"),
+        ("social", "ssn"),
+    ]
+    assert said.published == {"id": 1, "name": 2, "ssn": 3}
+    assert said.known((("id", 25, -1), ("name", 25, -1), ("ssn", 25, -1))) == (1, 2, 3), "messages have the publisher's"
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        "s.t (ssn name)",
+        "s.t (ssn NAME)",
+        's.t (ssn "Name")',
+        's.t (ssn x, name "X")',
+        '* (id ssn, ssn _ssn, name "SSN")',
+    ],
+)
+def test_two_columns_of_one_name_are_refused(rename: str) -> None:
+    with pytest.raises(FeatureNotSupported, match=r'of table "s\.t" would have one name here, "'):
+        definition(SubscriptionOptions(rename=rename))
+    definition(SubscriptionOptions(rename="s.t (ssn name, name ssn)"))
+    definition(SubscriptionOptions(rename="s.t (ssn name)", exclude="s.t (name)"))
+
+
+def test_the_catalog_shows_what_is_renamed() -> None:
+    relation = SubscriptionRel(
+        1,
+        2,
+        "s",
+        "t",
+        RelState.READY,
+        None,
+        1,
+        None,
+        "/t",
+        None,
+        None,
+        definition=definition(RENAME),
+        estimated_rows=None,
+    )
+    assert relation.renamed == (("id", "ident"), ("ssn", "social"))
+    assert relation.remembers_options
+    assert not relation.closed
+    assert [*relation.column_types] == ["ident", "name", "social"]
+    pinned = replace(relation, definition=definition(SubscriptionOptions(rename="* (ssn ssn)")))
+    assert (pinned.renamed, pinned.remembers_options) == ((), True)
+    assert not replace(relation, definition=definition(SubscriptionOptions())).remembers_options

@@ -10,9 +10,9 @@ import pytest
 
 from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
-from apply.schema_changes.follow import _as_chosen
+from apply.schema_changes.follow import _as_chosen, reading
 from pubsub.delta.table import TargetTable
-from pubsub.errors import InvalidValue, NotInPrerequisiteState
+from pubsub.errors import FeatureNotSupported, InvalidValue, NotInPrerequisiteState
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
@@ -221,3 +221,84 @@ def test_a_key_that_is_left_out_identifies_nothing() -> None:
     assert found is not None
     assert found.alteration is not None
     assert found.alteration.key == ()
+
+
+def renamed(now: TableDefinition, renames: dict[int, str], layout: Layout | None = None) -> Change | None:
+    """Return what a change from TABLE to `now` requires of a Delta table that has other names for these columns."""
+    described = Described(now, None)
+    known = of_definition(TABLE, ["id", "t"], "app", Lsn(0), renames=renames, naming="text")
+    names = [column.name for column in known.columns]
+    target = replace(
+        TARGET,
+        schema=pa.schema([field.with_name(name) for field, name in zip(TARGET.schema, names, strict=True)]),
+        key=(names[0],),
+    )
+    numbers = tuple(one.attnum for one in now.columns)
+    return wanted(target, known, described.as_message(1), numbers, described, keep=True, layout=layout)
+
+
+def test_a_chosen_name_stays_under_any_name_at_the_publisher() -> None:
+    assert renamed(TABLE, {1: "ident", 2: "text"}) is None
+    other = replace(
+        TABLE, columns=(replace(ID, name="uid"), replace(T, name="other")), primary_key=("uid",), identity_key=("uid",)
+    )
+    found = renamed(other, {1: "ident", 2: "text"})
+    assert found is not None
+    assert found.alteration is None
+    assert [(one.name, one.published) for one in found.attributes.columns] == [("ident", "uid"), ("text", "other")]
+    # A column whose name was not chosen follows the publisher's.
+    found = renamed(other, {1: "ident"})
+    assert found is not None
+    assert found.alteration is not None
+    assert found.alteration.rename == {"t": "other"}
+    assert found.alteration.key == ("ident",)
+    # The publisher takes the chosen name over, and another column its former one.
+    found = renamed(replace(TABLE, columns=(ID, replace(T, name="text"), column(3, "t")), attributes=3), {2: "text"})
+    assert found is not None
+    assert found.alteration is not None
+    assert [field.name for field, _ in found.alteration.add] == ["t"]
+    assert not found.alteration.rename
+
+
+def test_a_retyped_column_with_another_name() -> None:
+    numeric = 1700
+    one, other = (
+        replace(column(2, "t", numeric), base_typmod=(size << 16 | 2) + 4, type_modifier=size) for size in (5, 9)
+    )
+    table = replace(TABLE, columns=(ID, one))
+    known = of_definition(table, ["id", "t"], "app", Lsn(0), renames={2: "amount"}, naming="text")
+    target = replace(TARGET, schema=pa.schema([TARGET.schema.field("id"), pa.field("amount", pa.decimal128(5, 2))]))
+    described = Described(replace(table, columns=(ID, replace(other, name="sum"))), None)
+    found = wanted(target, known, described.as_message(1), (1, 2), described, keep=True)
+    assert found is not None
+    assert found.alteration is not None
+    assert found.alteration.retype == {"amount": pa.decimal128(9, 2)}
+    assert not found.alteration.rename
+
+
+def test_a_column_that_takes_a_chosen_name_is_refused() -> None:
+    message = '(?i)would have one name here, "text"'
+    for name in ("text", "Text"):
+        with pytest.raises(FeatureNotSupported, match=message):
+            renamed(replace(TABLE, columns=(ID, T, column(3, name)), attributes=3), {2: "text"})
+        with pytest.raises(FeatureNotSupported, match=message):
+            renamed(replace(TABLE, columns=(replace(ID, name=name), T)), {2: "text"})
+    with pytest.raises(FeatureNotSupported, match=r'"t" and "T" of table "s\.t" differ only in case'):
+        change(replace(TABLE, columns=(ID, T, column(3, "T")), attributes=3))
+    # The option may have another name for it by then.
+    layout = Layout(rename={"text": "more", "t": "ignored"})
+    found = renamed(replace(TABLE, columns=(ID, T, column(3, "text")), attributes=3), {2: "text"}, layout)
+    assert found is not None
+    assert found.alteration is not None
+    assert [field.name for field, _ in found.alteration.add] == ["more"]
+    assert found.attributes.renames == {2: "text", 3: "more"}
+    assert found.attributes.columns[2].published == "text"
+
+
+def test_rows_are_read_by_numbers_where_names_are_other_ones() -> None:
+    """Two columns may have exchanged their names."""
+    known = of_definition(TABLE, ["id", "t"], "app", Lsn(0), renames={1: "t", 2: "id"}, naming="text")
+    target = replace(TARGET, schema=pa.schema([pa.field("t", pa.int32(), False), pa.field("id", pa.string())]))
+    assert _as_chosen(target, known).closed
+    assert not _as_chosen(TARGET, of_definition(TABLE, ["id", "t"], "app", Lsn(0))).closed
+    assert [field.name for field in reading(target, known, (1, 2)).fields if field is not None] == ["t", "id"]

@@ -14,6 +14,7 @@ from pubsub.sql.layouts import (
     metadata_of,
     patterns_of,
     registers_of,
+    renames_of,
     truncate_of,
 )
 from pubsub.sql.mask_rules import MaskRule
@@ -195,6 +196,32 @@ def test_masks() -> None:
 def test_masks_that_are_refused(inside: str) -> None:
     with pytest.raises(PubsubError, match='invalid value for parameter "mask"') as refused:
         masks_of(f"s.t ({inside})")
+    assert refused.value.sqlstate == "22023"
+
+
+def test_other_names() -> None:
+    """Of several elements that name a column, the one that says most about the table counts; the table stays open."""
+    layouts = Layouts.parse(
+        "", "", "", rename="""* (email mail), s.* (email post, a b), s.t (email "E mail", "B b" a)"""
+    )
+    assert layouts.of("s", "t").rename == {"email": "E mail", "a": "b", "B b": "a"}
+    assert layouts.of("s", "u").rename == {"email": "post", "a": "b"}
+    assert layouts.choice_of("x", "y").rename == {"email": "mail"}
+    assert not layouts.of("s", "t").is_closed
+    assert list(layouts.choices.tables()) == [("rename", "s", "t")]
+    layouts.require_columns("s", "t", [])
+    with pytest.raises(UndefinedObject, match=r'column "B b" of table "s\.t" in subscription option rename'):
+        layouts.require_columns("s", "t", ["email"], rename=True)
+    with pytest.raises(UndefinedObject, match=r'column "a" of table "s\.\*" in subscription option rename'):
+        layouts.require_columns_somewhere({("s", "t"): ["email", "B b"]})
+
+
+@pytest.mark.parametrize(
+    "inside", ["a", "a b c", "a b, a c", "a b, c b", "a = b", "'a' b", "a 'b'", "a 1", "a b,", "", "a.b c"]
+)
+def test_other_names_that_are_refused(inside: str) -> None:
+    with pytest.raises(PubsubError, match='invalid value for parameter "rename"') as refused:
+        renames_of(f"s.t ({inside})")
     assert refused.value.sqlstate == "22023"
 
 
