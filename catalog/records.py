@@ -209,7 +209,18 @@ class SubscriptionRel:
         """What its Delta table has; None if that is not decided yet."""
         if self.definition is None:
             return None
-        return "history" if "history" in json.loads(self.definition) else "mirror"
+        known = json.loads(self.definition)
+        return "history" if "history" in known else known.get("mode", "mirror")
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        """The columns that tell the rows of its Delta table apart; () if there are none, or that is not decided yet."""
+        key = tuple(json.loads(self.definition or "{}").get("key") or ())
+        if self.mode != "scd2":
+            return key
+        from pubsub.delta.versions import VALID_FROM_LSN
+
+        return (*key, VALID_FROM_LSN)
 
     @property
     def deletes(self) -> Deletes | None:

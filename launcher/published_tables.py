@@ -398,6 +398,7 @@ def _read(one: Plan) -> Sequence[str]:
 
 def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
     """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy."""
+    from pubsub.delta import past
     from pubsub.delta import table as delta
 
     if not delta.exists(target.path):
@@ -409,7 +410,7 @@ def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> b
             )
         return False
     delta.check_columns(target)
-    delta.refuse_history(target, delta.properties(target.path))
+    past.refuse_to_replace(target, delta.properties(target.path))
     if copy_data and delta.row_count(target.path) > 0:
         raise NotInPrerequisiteState(
             f'the Delta table for "{target.relation}" holds rows already',

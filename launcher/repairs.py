@@ -39,6 +39,7 @@ from launcher.failures import typed
 from launcher.runner import Runner
 from pubsub import faults
 from pubsub.delta import table as delta
+from pubsub.delta import versions
 from pubsub.delta.metadata_columns import copied
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.changeset import COUNT_COLUMN, Folded
@@ -208,7 +209,7 @@ class _Repair:
     async def _under_keys(self, described: Described, destination: Destination, keys: pa.Table) -> Folded:
         """Return the change that gives these keys the publisher's rows."""
         types = {column.name: column.type_name for column in described.definition.columns}
-        table, cut = destination.table, Cut()
+        table, lsn, cut = destination.table, self._point.lsn, Cut()
 
         def read() -> pa.Table:
             with copy_out.session(described.source.conninfo, _NAME, cut) as session, cut.watching(session):
@@ -216,14 +217,18 @@ class _Repair:
                 return rows_under(session, described.source, table, keys, types)
 
         rows = await self._engine.run_until_stopped(cut, read)
-        for name, value in copied(table.metadata, self._point.lsn).items():
+        same_values = {**copied(table.metadata, lsn), **(versions.copied(lsn) if table.versions else {})}
+        for name, value in same_values.items():
             same = repeated(pa.scalar(value, table.schema.field(name).type), rows.num_rows)
             rows = rows.set_column(rows.schema.get_field_index(name), name, same)
         names = list(table.key)
         schema = pa.schema([pa.field(name, table.schema.field(name).type) for name in names])
         # PostgreSQL takes some different texts for one key: the row that it has found may have another one.
         leaving = pa.concat_tables([keys.select(names).cast(schema), rows.select(names).cast(schema)])
-        return _change(rows, deleted_keys=leaving.group_by(names).aggregate([]).select(names))
+        leaving = leaving.group_by(names).aggregate([]).select(names)
+        for name, end in versions.ended(lsn).items() if table.versions else ():
+            leaving = leaving.append_column(name, repeated(end, leaving.num_rows))
+        return _change(rows, deleted_keys=leaving)
 
     async def _copies(
         self, connection: Connection, destination: Destination, hashes: Sequence[int], drawn: tuple[int, str]

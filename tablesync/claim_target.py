@@ -10,6 +10,7 @@ from typing import Final
 from apply.schema_changes import attributes
 from apply.schema_changes.table_definition import definition_json
 from catalog.records import Subscription, SubscriptionRel
+from pubsub.delta import past
 from pubsub.delta import table as delta
 from pubsub.delta.housekeeping.retention import retention_properties
 from pubsub.delta.places import is_reached
@@ -57,7 +58,7 @@ async def claim_target(
         have = await asyncio.to_thread(delta.properties, target.path)
         # The publisher may differ: a RESYNC may have changed it.
         ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
-        delta.refuse_history(target, have)
+        past.refuse_to_replace(target, have)
         if ours:
             await _as_closed(target, have, engine)
             return  # the copy's commit adds missing columns
@@ -98,7 +99,7 @@ async def claim_target(
 
 def _mask_key(target: TargetTable) -> dict[str, str]:
     """Return the property that says by which key a history is masked, whose rows no copy replaces."""
-    return {_MASK_KEY: target.masks.fingerprint} if target.history is not None and target.masks.are_keyed else {}
+    return {_MASK_KEY: target.masks.fingerprint} if target.keeps_past and target.masks.are_keyed else {}
 
 
 async def _as_closed(target: TargetTable, have: Mapping[str, str], engine: Engine) -> None:
@@ -124,7 +125,7 @@ async def _require_no_rows(target: TargetTable) -> None:
     if await asyncio.to_thread(delta.row_count, target.path) > 0:
         raise NotInPrerequisiteState(
             f'the history of table "{target.relation}" is masked by another key than {VARIABLE}',
-            hint=delta.another_history(target),
+            hint=past.another_history(target),
         )
 
 

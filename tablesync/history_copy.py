@@ -1,4 +1,7 @@
-"""A copy into a Delta table in mode history: what it reads stands after the rows that are there, which stay (change_rows)."""
+"""A copy into a Delta table that keeps the past: what it reads stands after the rows that are there, which stay.
+
+In mode history (change_rows) a row says that it begins; in mode scd2 (versions) the copy's commit ends the rows that are current.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pubsub.delta import change_rows, metadata_columns
+from pubsub.delta import change_rows, metadata_columns, versions
 from pubsub.delta.alter import widen
-from pubsub.delta.files import data_files
+from pubsub.delta.files import data_files, file_rows
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action
-from pubsub.delta.table import HISTORY, TargetTable, another_history, has_files, properties, query
-from pubsub.delta.writers import arrow_writer
+from pubsub.delta.past import another_history, goes_on_keeping
+from pubsub.delta.table import HISTORY, TargetTable, has_files, properties, query
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.lsn import Lsn
@@ -26,21 +29,22 @@ if TYPE_CHECKING:
 def same_values(table: TargetTable, lsn: Lsn, generation: int) -> Mapping[str, str | int]:
     """Return the values, other than NULL, of columns that every row of the copy has alike."""
     if table.history is None:
-        return metadata_columns.copied(table.metadata, lsn)
+        return {**metadata_columns.copied(table.metadata, lsn), **(versions.copied(lsn) if table.versions else {})}
     return change_rows.copied(lsn, generation)
 
 
 def prepare(log: TableLog | None, table: TargetTable, lsn: Lsn) -> None:
-    """Make the Delta table ready for a copy at `lsn`: a history's columns become as wide as the publisher's.
+    """Make the Delta table ready for a copy at `lsn`: columns of one that keeps the past become as wide as the publisher's.
 
-    Raises NotInPrerequisiteState for a history that goes on past `lsn`: the publisher has lost those changes, or is another.
+    Raises NotInPrerequisiteState for one that goes on past `lsn`: the publisher has lost those changes, or is another.
     """
     if not keeps_rows(table):
         return
     held = _last(log, table)
+    what = "the past" if table.versions else "the history"
     if held > lsn:
         raise NotInPrerequisiteState(
-            f'the history of table "{table.relation}" ends at {held}, which the publisher has not reached',
+            f'{what} of table "{table.relation}" ends at {held}, which the publisher has not reached',
             detail=f"The copy would begin at {lsn}. The publisher has lost changes, or is another.",
             hint=another_history(table),
         )
@@ -49,24 +53,37 @@ def prepare(log: TableLog | None, table: TargetTable, lsn: Lsn) -> None:
 
 
 def keeps_rows(table: TargetTable) -> bool:
-    """Return whether the table is a history with rows."""
-    return table.history is not None and HISTORY in properties(table.path) and has_files(table.path)
+    """Return whether the Delta table has rows that stay."""
+    return table.keeps_past and goes_on_keeping(table, properties(table.path)) and has_files(table.path)
 
 
 def _last(log: TableLog | None, table: TargetTable) -> Lsn:
-    """Return the greatest LSN of the history: files that we wrote have it in their statistics."""
-    name = table.stored_name(change_rows.LSN)
-    bounds = [file.bounds.get(name) for file in log.files.values()] if log is not None else [None]
-    known = [bound[1] for bound in bounds if bound is not None]
-    if len(known) == len(bounds):
-        return Lsn(max(known))
-    found = query(table.path, f'SELECT max("{change_rows.LSN}") AS last FROM t').read_all().column("last")[0].as_py()
-    return Lsn(found or 0)
+    """Return the greatest LSN of the rows that are there: files that we wrote have it in their statistics."""
+    last = 0
+    for name in (versions.VALID_FROM_LSN, versions.VALID_TO_LSN) if table.versions else (change_rows.LSN,):
+        known = _greatest(log, table, name) if log is not None else None
+        if known is None:
+            found = query(table.path, f'SELECT max("{name}") AS last FROM t').read_all().column("last")[0].as_py()
+            known = found or 0
+        last = max(last, known)
+    return Lsn(last)
+
+
+def _greatest(log: TableLog, table: TargetTable, name: str) -> int | None:
+    """Return the greatest value of a column, 0 if it is NULL in all rows; None if some file has no statistics of it."""
+    last = 0
+    for file in log.files.values():
+        bounds = file.bounds.get(table.stored_name(name))
+        if bounds is not None:
+            last = max(last, bounds[1])
+        elif name != table.mark or not file_rows.known_live(log, table, file):
+            return None
+    return last
 
 
 def begun_anew(log: TableLog, table: TargetTable, lsn: Lsn, generation: int, name: str, number: int) -> list[Action]:
     """Write the row which says that a history begins anew; none if it has no rows yet, or is a mirror."""
-    if not (arrow_writer.keeps_history(log, table) and log.files):
+    if not (table.history is not None and HISTORY in log.properties and log.files):
         return []
     same = change_rows.begun_anew(lsn, generation)
     row = pa.table([pa.array([same.get(field.name)], field.type) for field in table.schema], schema=table.schema)

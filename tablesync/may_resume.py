@@ -58,8 +58,9 @@ def conditions(
     """Return the current conditions, for the table as one snapshot sees it."""
     incomplete, reason = _incomplete(subscription, publishing), None
     published_by = (*subscription.publications, publishing.marks)
-    if target.history is not None:
-        reason = "its Delta table keeps the history, and has to begin at one moment"
+    if target.keeps_past:
+        kept = "the history" if target.history is not None else "every version of its rows"
+        reason = f"its Delta table keeps {kept}, and has to begin at one moment"
     elif not target.key:
         reason = "it has no key"
     elif not target.masks.rules.keys().isdisjoint(target.key):

@@ -32,6 +32,7 @@ from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
+from pubsub.delta import past
 from pubsub.delta import table as delta
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit, TargetTable
@@ -315,7 +316,7 @@ class SyncWorker:
             with self._table.blaming():
                 await self._claim(table.target)
             rows = table.definition.estimated_rows
-            there = await asyncio.to_thread(delta.with_kept_columns, table.target)
+            there = await asyncio.to_thread(past.with_kept_columns, table.target)
             known = described_json(there, table.definition, created.consistent_point, table.choice)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, known, rows)
             version, writable = await asyncio.to_thread(

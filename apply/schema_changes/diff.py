@@ -207,7 +207,7 @@ class _Wanted:
             raise self._copy_again("it has no column left to tell its rows apart")
         # Where rows are found by all their values, a kept column would make them differ.
         keep = self._keep and bool(key or self._message.replica_identity != "f")
-        keep |= self._target.history is not None
+        keep |= self._target.keeps_past
         keep |= not columns  # a Delta table has at least one: the last ones go when another comes
         numbers = {column.number for column in columns}
         gone = [(number, column.name) for number, column in before.items() if number not in numbers]
@@ -217,10 +217,13 @@ class _Wanted:
         dropped = [name for _, name in (*self._known.kept, *gone) if name not in stays]
         names = [(column.published, column.name) for column in columns]
         refuse_same_names([*names, *((name, name) for name in stays)], self._target.relation)
+        new_names = [*renamed.values(), *(column.name for column, _ in added)]
         if self._target.history is not None:
-            self._refuse_names_of_history([*renamed.values(), *(column.name for column, _ in added)], renamed)
-        else:
-            self._refuse_names_of_others([*renamed.values(), *(column.name for column, _ in added)])
+            refuse_names_of_history(new_names, self._target.relation)
+        if self._target.keeps_past:
+            self._refuse_names_in_past(new_names, renamed)
+        if self._target.history is None:
+            self._refuse_names_of_others(new_names)
         count, storage = self._known.count, self._known.storage
         if self._definition is not None and shape_of(self._message) == shape_of_columns(tuple(self._live.values())):
             # The catalog is not newer than the message, so its file numbers hold at the message, too.
@@ -256,7 +259,7 @@ class _Wanted:
             if column.name in key and column.number in masks and not masks[column.number].tells_values_apart:
                 raise self._copy_again(f'column "{column.name}", which is masked, joins its key')
         moves_key = set(key) != {renamed.get(name, name) for name in self._target.identity}
-        keeps = self._target.soft_deletes or self._target.truncate == "ignore"
+        keeps = self._target.mark is not None or self._target.truncate == "ignore"
         if moves_key and (self._target.history is not None or keeps):
             raise self._copy_again("other columns identify its rows")
         return Change(after, alteration, moves_key)
@@ -382,9 +385,9 @@ class _Wanted:
                     hint=f"Rename or drop that one.  RESYNC TABLE {self._target.relation} leaves the publisher's columns alone.",
                 )
 
-    def _refuse_names_of_history(self, new: Sequence[str], renamed: Mapping[str, str]) -> None:
-        refuse_names_of_history(new, self._target.relation)
-        there = {folded_name(name) for name in self._target.schema.names} - {folded_name(name) for name in renamed}
+    def _refuse_names_in_past(self, new: Sequence[str], renamed: Mapping[str, str]) -> None:
+        """Have the table copied anew if a column gets the name of one that stays, with the values that it had."""
+        there = {folded_name(name) for name in self._target.replicated} - {folded_name(name) for name in renamed}
         for name in new:
             if folded_name(name) in there:
                 raise self._copy_again(f'its history has the values of another column "{name}"')

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from apply.schema_changes.attributes import Attributes, of_definition
 from apply.schema_changes.column_choice import Choice
-from pubsub.delta import change_rows, soft_deletes
+from pubsub.delta import change_rows, soft_deletes, versions
 from pubsub.delta.files.key_set import can_match
 from pubsub.delta.metadata_columns import Metadata, fields_of
 from pubsub.delta.table import TargetTable
@@ -47,9 +47,9 @@ def target_table(
     published columns that it gets; None: all.
 
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
-    that another column has, or that history, metadata or soft deletes need, for a column of the key that is left out, for a mask
-    that does not fit, for metadata or soft deletes of a table without a key, and for soft deletes of one whose key is of
-    floating-point numbers.
+    that another column has, or that history, metadata, soft deletes or scd2 need, for a column of the key that is left out, for a
+    mask that does not fit, for metadata, soft deletes or scd2 of a table without a key, and for the latter two of one whose key is
+    of floating-point numbers.
     """
     qualified = f"{definition.schema}.{definition.name}"
     every = definition.published(published)
@@ -89,12 +89,19 @@ def target_table(
         refuse_names_of_history(names, qualified)
         schema = pa.schema([*change_rows.FIELDS, *fields])
         return TargetTable(path, schema, (), qualified, history=key, closed=closed, masks=masks)
-    fields = [field.with_nullable(field.name not in key) for field in fields]
-    soft = deletes == "soft"
-    own = [*fields_of(metadata), *([soft_deletes.FIELD] if soft else [])]
+    soft, scd2 = deletes == "soft", mode == "scd2"
+    if not scd2:
+        fields = [field.with_nullable(field.name not in key) for field in fields]
+    own = [*fields_of(metadata), *([soft_deletes.FIELD] if soft else []), *(versions.FIELDS if scd2 else [])]
     _refuse_names_of_own(own, names, qualified)
     if soft:
-        _refuse_unfit_for_soft_deletes(fields, key, qualified)
+        _refuse_unfit_key(
+            "deletes = soft", "deletes", "a deleted row could be told from others", fields, key, qualified
+        )
+    if scd2:
+        _refuse_unfit_key(
+            "mode = scd2", "mode", "the versions of a row could be told from others", fields, key, qualified
+        )
     if metadata and not key:
         raise FeatureNotSupported(
             f'table "{qualified}" has no key, without which its rows are found by all their columns',
@@ -107,6 +114,7 @@ def target_table(
         qualified,
         soft_deletes=soft,
         truncate=truncate,
+        versions=scd2,
         metadata=metadata,
         closed=closed,
         masks=masks,
@@ -140,23 +148,27 @@ def _refuse_names_of_own(own: Sequence[pa.Field], names: Iterable[str], relation
         if field.name == other and other not in names:
             continue
         option = "deletes = soft" if field.name == soft_deletes.DELETED_AT else "metadata"
+        if field in versions.FIELDS:
+            option = "mode = scd2"
         raise FeatureNotSupported(
             f'column "{other}" of table "{relation}" has a name that {option} needs',
             hint="Rename it, there or by the option rename, publish the table with a column list, or give the option another name.",
         )
 
 
-def _refuse_unfit_for_soft_deletes(fields: Sequence[pa.Field], key: Sequence[str], relation: str) -> None:
+def _refuse_unfit_key(
+    what: str, option: str, told: str, fields: Sequence[pa.Field], key: Sequence[str], relation: str
+) -> None:
     if not key:
         raise FeatureNotSupported(
-            f'table "{relation}" has no key, by which a deleted row could be told from others',
-            hint="Give it a primary key, or leave it out of the option deletes.",
+            f'table "{relation}" has no key, by which {told}',
+            hint=f"Give it a primary key, or leave it out of the option {option}.",
         )
     if not can_match(pa.schema([field for field in fields if field.name in key])):
         raise FeatureNotSupported(
-            f'table "{relation}" has a key that only Spark\'s statement finds rows by, which deletes = soft cannot use',
+            f'table "{relation}" has a key that only Spark\'s statement finds rows by, which {what} cannot use',
             detail="Its columns are floating-point numbers.",
-            hint="Leave the table out of the option deletes.",
+            hint=f"Leave the table out of the option {option}.",
         )
 
 
@@ -245,7 +257,8 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     deletes = {"deletes": "soft"} if table.soft_deletes else {}
     truncate = {"truncate": table.truncate} if table.truncate != "follow" else {}
     metadata = {"metadata": table.metadata} if table.metadata else {}
-    known = {"columns": columns, "key": list(table.key), **history, **deletes, **truncate, **metadata}
+    mode = {"mode": "scd2"} if table.versions else {}
+    known = {"columns": columns, "key": list(table.key), **history, **mode, **deletes, **truncate, **metadata}
     return json.dumps(known | {"attributes": attributes}, ensure_ascii=False)
 
 

@@ -77,7 +77,7 @@ def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str
         if bounds not in kept:
             kept[bounds] = batch.kept_rows(*bounds)
         truncate_before = None
-        if destination.table.history is None and destination.table.truncate == "follow":
+        if not destination.table.keeps_past and destination.table.truncate == "follow":
             truncate_before = max((one.seq for one in emptied), default=None)
             emptied = ()
         found.append(Wanted(destination, tuple(of_name), kept[bounds], truncate_before, emptied))
@@ -250,7 +250,7 @@ def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -
     names = table.replicated
     extra = [table.schema.field(name) for name in names if name not in sent]
     values = {one.name: _filled(reading, one, changes.count) for one in extra}
-    untouched = {one.name: changes.op == ord("U") for one in extra} if table.history is None else {}
+    untouched = {} if table.keeps_past else {one.name: changes.op == ord("U") for one in extra}
     new = changes.new | values
     old = changes.old
     if not table.key and table.history is None and old:

@@ -140,12 +140,13 @@ def folded_for(
             leaving=leaving,
             gives_way=destination.table.gives_way,
             emptied=marking,
+            versions=destination.table.versions,
         )
 
     try:
         marking = None
-        if destination.table.truncate == "soft" and emptied:
-            assert leaving is not None  # its deleted rows stay
+        if destination.table.marks_truncated and emptied:
+            assert leaving is not None  # its deleted, or ended, rows stay
             changes, leaving, marking = with_deletions(changes, leaving, destination.table, batch, emptied)
         try:
             folded = folded_with(present, marking)

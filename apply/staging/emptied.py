@@ -1,4 +1,5 @@
-"""What a TRUNCATE is to a table whose truncated rows stay, marked as deleted (the option truncate = soft): a DELETE of each row.
+"""What a TRUNCATE is to a table whose truncated rows stay: a DELETE of each row.  They are marked as deleted (the option truncate =
+soft), or as ended (mode = scd2).
 
 Of rows that the batch itself leaves in the table until then, the DELETEs are added to the batch's changes, in the place of the
 TRUNCATE, so that the fold has nothing else to know: such a row has the values that it had last, and its key may come again.

@@ -24,6 +24,9 @@ marked as deleted (emptied); there a change finds rows of the batch alone.
 Where deleted rows stay (own_columns), the last D of a key is an image, too, that leaves all values unchanged, and so is a key that
 a row leaves for good.  To everything else such a row is gone.
 
+Where every version of a row stays (spans), each transaction's last image of a key is one, with the time of its end.  The row that the
+table has under a key which the batch touches leaves it, and comes again with its end, which is beside its key in deleted_keys.
+
 Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and removes one copy of
 its old one, and the sums remain (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
 """
@@ -40,6 +43,7 @@ import pyarrow as pa
 from apply.staging.emptied import Emptied
 from apply.staging.own_columns import Leaving
 from apply.staging.row_codes import dense, row_codes
+from apply.staging.spans import spans_of, with_ends
 from apply.staging.touches import CODE_BITS, EventKeys, Touches, event_keys, no_identity, places_of, take, touches_of
 from pubsub.delta.writers.changeset import (
     BASE_PREFIX,
@@ -71,6 +75,7 @@ def fold(
     leaving: Leaving | None = None,
     gives_way: bool = False,
     emptied: Emptied | None = None,
+    versions: bool = False,
 ) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
@@ -79,7 +84,8 @@ def fold(
     up what the table holds; None: what it must hold is in `expected`.  `upsert`, with a key: rows that the batch inserts may be
     in the table already, and nothing is expected of it.  `leaving`, of a table whose deleted rows stay: from
     own_columns.with_own, as the changes are.  `gives_way`, with a key: a row that stands where one arrives leaves.
-    `emptied`: from emptied.with_deletions, as the changes are.
+    `emptied`: from emptied.with_deletions, as the changes are.  `versions`: every version of a row
+    stays, and `leaving` has their ends.
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
@@ -93,7 +99,7 @@ def fold(
     missing = collisions = differing = expected = None
     if key:
         (images, masked, deleted), missing, collisions, differing, expected = _fold_keyed(
-            changes, key, truncated, present, upsert, leaving, gives_way, emptied
+            changes, key, truncated, present, upsert, leaving, gives_way, emptied, versions
         )
         removed = _no_rows(changes)
     else:
@@ -150,6 +156,7 @@ def _fold_keyed(
     leaving: Leaving | None,
     gives_way: bool,
     emptied: Emptied | None,
+    versions: bool,
 ) -> tuple[
     tuple[pa.Table, pa.Table, pa.Table], Conflicting | None, Conflicting | None, Conflicting | None, Expected | None
 ]:
@@ -187,16 +194,24 @@ def _fold_keyed(
         theirs = standing[places_of(keys, touches)] == THEIRS
         differing = _conflicting(changes, keys, _sent(touches.event[first & touches.from_here & theirs], emptied))
     ends, left = touches.last() & touches.arrives, np.empty(0, np.int64)
-    if leaving is not None:
+    if leaving is not None and not versions:
         deletes = changes.op[touches.event] == DELETE
         left = np.sort(touches.event[touches.last() & touches.leaves])
         ends = touches.last() & (touches.arrives | deletes)
     final = np.sort(touches.event[ends])
+    if versions:
+        assert leaving is not None
+        spans = spans_of(touches, leaving)
+        values, final = {**values, **spans.ends(leaving)}, spans.final
     # A row marked as deleted, which no look at the table has shown, makes room for an inserted one.
     every_key = upsert or (leaving is not None and present is not None)
-    deleted = touches.only(first & (every_key | (changes.op[touches.event] != INSERT) | (touches.event >= anyway)))
+    goes = every_key | (changes.op[touches.event] != INSERT) | (touches.event >= anyway)
+    deleted = touches.only(first & (touches.from_here if versions else goes))
     deleted_at = places_of(keys, deleted)
     deleted_keys = pa.table(take(keys.columns, deleted_at[:0] if truncated else deleted_at))
+    if versions:
+        assert leaving is not None
+        deleted_keys = with_ends(deleted_keys, deleted, leaving)
     expected = None
     if standing is None:
         here = deleted.from_here
@@ -208,7 +223,8 @@ def _fold_keyed(
             free = first & (touches.event < anyway)
         expected = Expected(standing_keys, _free(changes, keys, touches, free), either)
     predecessor = _predecessors(keys, touches) if unchanged or left.size else np.empty(0, np.int64)
-    if leaving is not None and left.size:
+    if left.size:
+        assert leaving is not None
         values, unchanged, keys, predecessor = _with_left(values, unchanged, key, keys, predecessor, left, leaving)
         final = np.concatenate([final, np.arange(changes.count, changes.count + len(left))])
     images, masked = _images(values, unchanged, keys, predecessor, final, upsert)

@@ -1,4 +1,5 @@
-"""Give a batch's changes the columns that a Delta table has for itself: of the change that made a row, and when it was deleted.
+"""Give a batch's changes the columns that a Delta table has for itself: of the change that made a row, when it was deleted, and
+since when a version of it holds (mode = scd2).
 
 Where deleted rows stay (pubsub.delta.soft_deletes) a deletion leaves the row as it is and says when it was made, so it is like an
 UPDATE that leaves everything unchanged: what the publisher does not send of a deleted row, the fold takes from the changes before
@@ -20,10 +21,12 @@ from pubsub.delta import soft_deletes
 from pubsub.delta.metadata_columns import KINDS
 from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.table import TargetTable
+from pubsub.delta.versions import ENDS, VALID_FROM, VALID_FROM_LSN, VALID_TO, VALID_TO_LSN
 from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 
-#: What a row that leaves its key, and stays there as a deleted one, has in the table's own columns, for each change.
+#: What a row that leaves its key, and stays there as a deleted one, has in the table's own columns, for each change; with mode = scd2
+#: what a version gets that the change ends.
 Leaving = Mapping[str, pa.Array]
 
 _OF_TRANSACTION: Final[Mapping[str, Callable[[Transaction], int]]] = {
@@ -34,13 +37,17 @@ _OF_TRANSACTION: Final[Mapping[str, Callable[[Transaction], int]]] = {
 
 
 def with_own(changes: Changes, table: TargetTable, batch: Batch) -> tuple[Changes, Leaving | None]:
-    """Return the changes with all of the table's columns, and, if its deleted rows stay, what they have in its own ones."""
-    if not table.metadata and not table.soft_deletes:
+    """Return the changes with all of the table's columns, and, if its deleted or ended rows stay, what they have in its own ones."""
+    if not table.metadata and table.mark is None:
         return changes, None
     transactions = batch.transactions_of(changes.seq)
     own = {name: _ops(changes) if kind == "op" else _of(kind, batch, transactions) for kind, name in table.metadata}
     leaving = None
-    if table.soft_deletes:
+    if table.versions:
+        leaving = own_of_deletions(table, batch, transactions)
+        own |= {VALID_FROM: leaving[VALID_TO], VALID_FROM_LSN: leaving[VALID_TO_LSN]}
+        own |= {name: nulls(changes.count, leaving[name].type) for name in ENDS}
+    elif table.soft_deletes:
         leaving = own_of_deletions(table, batch, transactions)
         deleted = pa.array(changes.op == DELETE)
         own[DELETED_AT] = pc.if_else(deleted, leaving[DELETED_AT], pa.scalar(None, soft_deletes.FIELD.type))
@@ -48,10 +55,12 @@ def with_own(changes: Changes, table: TargetTable, batch: Batch) -> tuple[Change
 
 
 def own_of_deletions(table: TargetTable, batch: Batch, transactions: Indices) -> Leaving:
-    """Return what a table whose deleted rows stay has in its own columns of those that these transactions deleted.
+    """Return what a table whose deleted, or ended, rows stay has in its own columns of those that these transactions deleted.
 
-    `transactions`: for each row the place in the batch.
+    `transactions`: for each row the place in the batch.  Of metadata an ended version keeps what it has.
     """
+    if table.versions:
+        return {VALID_TO: _of("commit_time", batch, transactions), VALID_TO_LSN: _of("lsn", batch, transactions)}
     of_change = {
         name: pa.repeat(pa.scalar("D"), len(transactions)) if kind == "op" else _of(kind, batch, transactions)
         for kind, name in table.metadata

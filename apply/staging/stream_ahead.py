@@ -263,7 +263,7 @@ class Ahead:
             inserts_only = bool((changes.op == rows.INSERT).all())
             if table.history is not None:
                 return "a table keeps the history, which names the commit"
-            if table.soft_deletes or table.metadata:
+            if table.mark is not None or table.metadata:
                 return "a table has columns of its own, which name the commit"
             if table.gives_way:
                 return "rows may stand where new ones arrive"

@@ -28,30 +28,31 @@ from pubsub.delta.files.file_rows import laid_out, live_rows
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, asking_for, clustered_by
 from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
+from pubsub.delta.past import another_history, goes_on_keeping
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import (
     DELETES,
     HISTORY,
     METADATA,
+    MODE,
     STATISTICS,
     TRUNCATE,
     Commit,
     TargetTable,
-    another_history,
     as_said,
     can_cluster,
     described,
     needs_mapping,
     read_schema,
 )
-from pubsub.delta.writers.arrow_writer import keeps_history, remove_action, require_version
+from pubsub.delta.writers.arrow_writer import remove_action, require_version
 from pubsub.errors import NotInPrerequisiteState, Overtaken, SerializationFailure
 from pubsub.protocol.arrow_arrays import repeated
 from pubsub.protocol.column_types import folded_name
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
-_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, TRUNCATE, METADATA, STATISTICS)
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, TRUNCATE, MODE, METADATA, STATISTICS)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
@@ -155,6 +156,7 @@ def _actions(
         history=table.history,
         soft_deletes=table.soft_deletes,
         truncate=table.truncate,
+        versions=table.versions,
         metadata=table.metadata,
         closed=table.closed,
         masks=replace(
@@ -197,7 +199,7 @@ def _definition(
     if partitioned_by is not None:
         table = replace(table, partitioned_by=tuple(partitioned_by))
     configuration = dict(log.properties)
-    for name in (STATISTICS, DELETES, TRUNCATE, METADATA):
+    for name in (STATISTICS, DELETES, TRUNCATE, MODE, METADATA):
         configuration.pop(name, None)
     configuration |= {**described(table), **properties}
     if table.mapped:
@@ -255,13 +257,13 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     """Return the table as a copy of all rows must write it, and the definition actions for the copy's commit.
 
     There are none if the Delta table has the columns already.  Otherwise it gets exactly the publisher's columns, and
-    loses any others together with its rows.  A history keeps its rows, and so its columns, and gets those that it lacks;
+    loses any others together with its rows.  One that keeps the past keeps its columns, too, and gets those that it lacks;
     raises NotInPrerequisiteState if one has another type.
     """
     have = schema.fields(log.metadata)
     by_name = {column["name"]: column for column in have}
-    if keeps_history(log, table):
-        return _for_history(log, table, have)
+    if goes_on_keeping(table, log.properties):
+        return _with_past(log, table, have)
     columns = [schema.field_of(field) for field in table.schema]
     ours = "pubsub.key" in log.properties
     laid = laid_out(log, replace(table, mapped=schema.mapping(have)))
@@ -279,7 +281,7 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     return table, _definition(log, table, columns, {}, table.partitioned_by)
 
 
-def _for_history(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
+def _with_past(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
     by_name = {folded_name(column["name"]): column for column in have}
     added = []
     for one in table.schema:
@@ -313,7 +315,10 @@ def _for_history(log: TableLog, table: TargetTable, have: list[schema.Field]) ->
 
 
 def widen(log: TableLog, table: TargetTable) -> None:
-    """Give a history's columns the types of `table` where these hold every value of theirs; rewrites its files if any does."""
+    """Give the columns of a table that keeps the past the types of `table` where these hold every value of theirs.
+
+    Rewrites its files if any does.
+    """
     log.refresh()
     properties = log.properties
     found, columns = read_schema(table.path), schema.fields(log.metadata)
@@ -383,7 +388,7 @@ def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[sche
         if mapped:
             greatest = schema.map_new(column, greatest)
         columns.append(column)
-    if table.history is not None:
+    if table.keeps_past:
         return columns  # any may be NULL
     left = {change.rename.get(name, name) for name in table.key} - set(change.key)
     for column in columns:

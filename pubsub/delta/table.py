@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub.delta import change_rows, history, metadata_columns, soft_deletes
+from pubsub.delta import change_rows, history, metadata_columns, soft_deletes, versions
 from pubsub.delta import schema_json as delta_schema
 from pubsub.delta.log import table_log
 from pubsub.delta.log.row_count import count_rows
@@ -46,6 +46,8 @@ DELETES: Final = "pubsub.deletes"
 """The property of a table whose deleted rows stay: "soft"."""
 TRUNCATE: Final = "pubsub.truncate"
 """The property of a table to which a TRUNCATE does something else than to empty it: what (Truncate)."""
+MODE: Final = "pubsub.mode"
+"""The property of a table that keeps every version of its rows: "scd2"."""
 METADATA: Final = "pubsub.metadata"
 """The property of a table with metadata columns: their kinds and names, as JSON."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
@@ -77,6 +79,8 @@ class TargetTable:
     """Whether deleted rows stay, marked (soft_deletes).  The table has a `key` then."""
     truncate: Truncate = "follow"
     """What a TRUNCATE does to it."""
+    versions: bool = False
+    """In mode scd2 (versions): whether every version of a row stays.  The table has a `key` then, and `truncate` is "follow"."""
     metadata: metadata_columns.Metadata = ()
     """The columns that say which change made a row.  The table has a `key` then."""
     closed: bool = False
@@ -93,9 +97,29 @@ class TargetTable:
         return self.key if self.history is None else self.history
 
     @property
+    def row_key(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart, those of the past among them; () if there are none."""
+        return (*self.key, versions.VALID_FROM_LSN) if self.versions else self.key
+
+    @property
     def gives_way(self) -> bool:
         """Whether a row that stands under the key of one that arrives leaves, since a TRUNCATE may have left it there."""
         return self.truncate == "ignore" and bool(self.key)
+
+    @property
+    def keeps_past(self) -> bool:
+        """Whether it has what the publisher's table had before, which no copy may take away."""
+        return self.history is not None or self.versions
+
+    @property
+    def mark(self) -> str | None:
+        """The column that is NULL in rows which the publisher's table has, and in no others; None: there are no others."""
+        return _mark(self.versions, self.soft_deletes)
+
+    @property
+    def marks_truncated(self) -> bool:
+        """Whether rows stay that a TRUNCATE takes from the publisher's table, marked."""
+        return self.truncate == "soft" or self.versions
 
     @property
     def bounded(self) -> tuple[str, ...]:
@@ -106,15 +130,15 @@ class TargetTable:
 
     @property
     def replicated(self) -> list[str]:
-        """The columns that are not this project's own (change_rows, metadata_columns, soft_deletes)."""
+        """The columns that are not this project's own (change_rows, metadata_columns, soft_deletes, versions)."""
         own = self._own if self.history is None else change_rows.NAMES
         return [name for name in self.schema.names if name not in own]
 
     @property
     def _own(self) -> tuple[str, ...]:
         """The columns that a mirror has for itself."""
-        deleted = (soft_deletes.DELETED_AT,) if self.soft_deletes else ()
-        return (*(name for _, name in self.metadata), *deleted)
+        marking = versions.NAMES if self.versions else (soft_deletes.DELETED_AT,) if self.soft_deletes else ()
+        return (*(name for _, name in self.metadata), *marking)
 
     def identified_by(self, names: tuple[str, ...]) -> TargetTable:
         """Return the table with these columns as its identity."""
@@ -358,22 +382,17 @@ def mode_of(table: TargetTable) -> dict[str, str]:
         return {HISTORY: json.dumps(list(table.history), ensure_ascii=False)}
     metadata = {METADATA: json.dumps(table.metadata, ensure_ascii=False)} if table.metadata else {}
     truncate = {TRUNCATE: table.truncate} if table.truncate != "follow" else {}
-    return metadata | truncate | ({DELETES: "soft"} if table.soft_deletes else {})
+    mode = {MODE: "scd2"} if table.versions else {}
+    return metadata | truncate | mode | ({DELETES: "soft"} if table.soft_deletes else {})
 
 
-def refuse_history(table: TargetTable, found: Mapping[str, str]) -> None:
-    """Raise NotInPrerequisiteState if the Delta table with the properties `found` has a history, and would become a mirror."""
-    if table.history is None and HISTORY in found:
-        raise NotInPrerequisiteState(
-            f'the Delta table for "{table.relation}" keeps the history, which a mirror would replace',
-            detail=f'It lies at "{table.path}".',
-            hint="Move it away, or name the table in the option mode.",
-        )
+def mark_of(found: Mapping[str, str]) -> str | None:
+    """Return TargetTable.mark of a Delta table with these properties."""
+    return _mark(found.get(MODE) == "scd2", found.get(DELETES) == "soft")
 
 
-def another_history(table: TargetTable) -> str:
-    """Return the hint for a history that cannot go on."""
-    return f"Move the Delta table at {table.path} away: RESYNC TABLE then begins another one."
+def _mark(keeps_versions: bool, keeps_deleted: bool) -> str | None:
+    return versions.VALID_TO_LSN if keeps_versions else soft_deletes.DELETED_AT if keeps_deleted else None
 
 
 def described(table: TargetTable) -> dict[str, str]:
@@ -492,6 +511,7 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
         history=None if history is None else tuple(history),
         soft_deletes=known.get("deletes") == "soft",
         truncate=known.get("truncate", "follow"),
+        versions=known.get("mode") == "scd2",
         metadata=_pairs(known.get("metadata", ())),
     )
 
@@ -505,6 +525,7 @@ def as_said(table: TargetTable, properties: Mapping[str, str]) -> TargetTable:
         history=None if history is None else tuple(json.loads(history)),
         soft_deletes=properties.get(DELETES) == "soft",
         truncate=_truncate(properties.get(TRUNCATE)),
+        versions=properties.get(MODE) == "scd2",
         metadata=_pairs(json.loads(properties.get(METADATA, "[]"))),
     )
 
@@ -515,15 +536,6 @@ def _truncate(said: str | None) -> Truncate:
 
 def _pairs(found: Iterable[Sequence[str]]) -> metadata_columns.Metadata:
     return tuple((kind, name) for kind, name in found)
-
-
-def with_kept_columns(table: TargetTable) -> TargetTable:
-    """Return a table that is about to be copied with the columns that stay in its history."""
-    if table.history is None or HISTORY not in properties(table.path):
-        return table
-    held = read_schema(table.path)
-    added = [field for field in table.schema if field.name not in held.names]
-    return replace(table, schema=pa.schema([*held, *added]))
 
 
 def fits(table: TargetTable) -> bool:
@@ -539,9 +551,10 @@ def check_columns(table: TargetTable) -> None:
     """
     have = {field.name: field for field in read_schema(table.path)}
     never_null = [field.name for field in have.values() if not field.nullable]
-    if table.history is not None and never_null:
+    if table.keeps_past and never_null:
+        kind = "a history" if table.history is not None else "a table with mode = scd2"
         raise NotInPrerequisiteState(
-            f'column "{never_null[0]}" of the Delta table for "{table.relation}" is NOT NULL, which no column of a history can be',
+            f'column "{never_null[0]}" of the Delta table for "{table.relation}" is NOT NULL, which no column of {kind} can be',
             detail=f'The Delta table lies at "{table.path}".',
         )
     missing = [field.name for field in table.schema if field.name not in have]

@@ -15,7 +15,6 @@ from pubsub.delta.files import file_rows
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, log_at
 from pubsub.delta.places import is_reached
-from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.table import TargetTable
 from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import Hashes
@@ -46,8 +45,9 @@ class DeltaVersion:
         self.schema: pa.Schema = schema
         self.properties = properties
         self._table = TargetTable(path, schema, (), relation, mapped)
-        # Of rows that are marked as deleted the publisher has none.
-        self._soft_deletes = properties.get(table.DELETES) == "soft" and DELETED_AT in schema.names
+        # Of rows that are marked as deleted, or as ended, the publisher has none.
+        mark = table.mark_of(properties)
+        self._mark = mark if mark in schema.names else None
         self._log: TableLog | None = None
         if is_reached(path):
             log = log_at(path, version)
@@ -66,9 +66,9 @@ class DeltaVersion:
         for number, file in enumerate(self._files):
             if files is not None and number not in files:
                 continue
-            read = [*names, DELETED_AT] if self._soft_deletes else names
+            read = names if self._mark is None else [*names, self._mark]
             for rows in file_rows.live_rows(self._log, [file], self._table, read):
-                if self._soft_deletes:
+                if self._mark is not None:
                     rows = rows.filter(pc.is_null(rows.column(len(names)))).select(range(len(names)))
                 for batch in rows.to_batches():
                     for piece in _pieces(_variants_as_here(batch, self.schema)):
@@ -80,7 +80,7 @@ class DeltaVersion:
 
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         opened = DeltaTable(self.path, version=self.version, storage_options=options(self.path))
-        condition = f' WHERE "{DELETED_AT}" IS NULL' if self._soft_deletes else ""
+        condition = "" if self._mark is None else f' WHERE "{self._mark}" IS NULL'
         try:
             result = QueryBuilder().register("t", opened).execute(f"SELECT {listed} FROM t{condition}")
             reader = pa.RecordBatchReader.from_stream(result)

@@ -55,7 +55,7 @@ def located(options: Options) -> Located:
     if relation.mode != "history":
         raise FeatureNotSupported(
             f'table "{relation.qualified_name}" does not keep its changes',
-            detail="It is a mirror.",
+            detail="It is a mirror." if relation.mode == "mirror" else f"Its mode is {relation.mode}.",
             hint="Subscribe to it with mode = history: the source reads the changes that a history keeps.",
         )
     return Located(relation.path, str(home), _covered(state, relation))

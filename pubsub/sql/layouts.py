@@ -6,7 +6,7 @@ columns, exclude, mask, rename, partition_by, cluster_by, table_properties and r
     mask = 'public.users (email hash, phone null, card truncate 4), * (name redact)'
     rename = 'public.users (email mail, "Odd" odd), hr.* (pay salary)'
     mode = 'history'
-    mode = 'public.payments (history), sales.* (mirror)'
+    mode = 'public.payments (history), public.customers (scd2), sales.* (mirror)'
     deletes = 'public.users (soft)'
     truncate = 'public.users (soft), audit.* (ignore)'
     metadata = 'public.users (lsn, commit_time changed_at)'
@@ -57,9 +57,10 @@ PROPERTIES: Final = (
 )
 
 
-#: mirror: the rows that the publisher's table has now.  history: every change a row (pubsub.delta.change_rows).
-Mode = Literal["mirror", "history"]
-_MODES: Final[Mapping[str, Mode]] = {"mirror": "mirror", "history": "history"}
+#: mirror: the rows that the publisher's table has now.  history: every change a row (pubsub.delta.change_rows).  scd2: every version
+#: of a row, and when it held (pubsub.delta.versions).
+Mode = Literal["mirror", "history", "scd2"]
+_MODES: Final[Mapping[str, Mode]] = {"mirror": "mirror", "history": "history", "scd2": "scd2"}
 #: hard: a deleted row goes.  soft: it stays, and has the time of its deletion (pubsub.delta.soft_deletes).
 Deletes = Literal["hard", "soft"]
 #: The kinds of metadata, in the order of their columns (pubsub.delta.metadata_columns), with the names that these have by themselves.
@@ -224,12 +225,14 @@ class Layouts:
         return _of_table(self.modes, schema, table, "mirror")
 
     def deletes_of(self, schema: str, table: str) -> Deletes:
-        """Return how a table's rows are deleted.  Raises PubsubError (0A000) if its rows are to be marked, and it has a history."""
-        found = _of_table(self.deletes, schema, table, "hard")
-        if found == "soft" and self.mode_of(schema, table) == "history":
+        """Return how a table's rows are deleted.  Raises PubsubError (0A000) if its rows are to be marked, and it is no mirror."""
+        found, mode = _of_table(self.deletes, schema, table, "hard"), self.mode_of(schema, table)
+        if found == "soft" and mode != "mirror":
             raise FeatureNotSupported(
-                f'table "{schema}.{table}" cannot have mode = history and deletes = soft',
-                detail="A history has a row of its own for each deleted one.",
+                f'table "{schema}.{table}" cannot have mode = {mode} and deletes = soft',
+                detail="A history has a row of its own for each deleted one."
+                if mode == "history"
+                else "Its deleted rows stay in any case, and have the time of their end.",
                 hint="Name it in one of mode and deletes.",
             )
         return found
@@ -237,13 +240,15 @@ class Layouts:
     def truncate_of(self, schema: str, table: str) -> Truncate:
         """Return what a TRUNCATE does to a table.
 
-        Raises PubsubError (0A000) if it does not empty it, and the table has a history; if it marks its rows, and a DELETE does not.
+        Raises PubsubError (0A000) if it does not empty it, and the table is no mirror; if it marks its rows, and a DELETE does not.
         """
-        found = _of_table(self.truncate, schema, table, "follow")
-        if found != "follow" and self.mode_of(schema, table) == "history":
+        found, mode = _of_table(self.truncate, schema, table, "follow"), self.mode_of(schema, table)
+        if found != "follow" and mode != "mirror":
             raise FeatureNotSupported(
-                f'table "{schema}.{table}" cannot have mode = history and truncate = {found}',
-                detail="A history keeps all rows, and has one that says that the table was emptied.",
+                f'table "{schema}.{table}" cannot have mode = {mode} and truncate = {found}',
+                detail="A history keeps all rows, and has one that says that the table was emptied."
+                if mode == "history"
+                else "All rows stay, and a TRUNCATE ends those that the publisher has.",
                 hint="Name it in one of mode and truncate.",
             )
         if found == "soft" and self.deletes_of(schema, table) != "soft":

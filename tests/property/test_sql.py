@@ -67,7 +67,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "partition_by": st.sampled_from(["", "public.t (a)", 's.* (a, "B b"), * (c)']),
     "cluster_by": st.sampled_from(["", "public.u (a, b)"]),
     "table_properties": st.sampled_from(["", '* (team = "a b"), s.t (delta.enableChangeDataFeed = true)']),
-    "mode": st.sampled_from(["", "history", "public.t (history), s.* (mirror)"]),
+    "mode": st.sampled_from(["", "history", "scd2", "public.t (history), public.u (scd2), s.* (mirror)"]),
     "deletes": st.sampled_from(["", "soft", "public.t (soft), s.* (hard)"]),
     "register": st.sampled_from(["", "lake", "lake.shop", 'public.t (lake.shop."All of it"), * (spark_catalog.s)']),
     "truncate": st.sampled_from(["", "ignore", "public.t (ignore), s.* (soft), * (follow)"]),

@@ -1,6 +1,7 @@
 """Write a Delta table's data files: Parquet by Arrow, with statistics for the log's `add` actions.
 
-The rows of each partition go to files of their own (partitions.py).
+The rows of each partition go to files of their own (partitions.py).  So do those that have ended, of a table with mode = scd2: who
+looks for current rows need not open files of others.
 
 A file is durable before its action is returned, and in no log until the caller commits the action.  Blocks.
 """
@@ -23,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub import allocators
-from pubsub.delta import soft_deletes
 from pubsub.delta.files import bounded_rows, constraints, partitions
 from pubsub.delta.log import durable_files
 from pubsub.delta.log.transactions import Action
@@ -112,17 +112,23 @@ def write(
     There is one file, or for a partitioned table one of each partition.  Of a partition whose rows are far apart there
     may be several, since at most _OPEN_FILES are open at once, and rows of about one row group are held in memory.  With
     `several`, a file that has _FILE_ROWS or _FILE_BYTES is closed, and another begun.  So is one with a large value, unless
-    files are being merged (`merging`): while it is open it keeps what writing the value took.  `number` and `name` name the
+    files are being merged (`merging`): while it is open it keeps what writing the value took; ended rows are not told from
+    others then, which is the caller's choice.  `number` and `name` name the
     files of one job, which `remove_copy` removes together.
     """
     name = f"part-{number:05}-{name or uuid.uuid4()}"
     made: list[_DataFile] = []
     # By their values, since the directory of NULL may be that of a text, too.
-    opened: dict[tuple[str | None, ...], _DataFile] = {}
+    opened: dict[tuple[str | bool | None, ...], _DataFile] = {}
+
+    def divided(part: pa.Table) -> Iterator[tuple[partitions.Values, bool, pa.Table]]:
+        for values, rows in partitions.divide(table, part):
+            for ended, some in _by_end(table, rows) if table.versions and not merging else ((False, rows),):
+                yield values, ended, some
 
     def write_group(part: pa.Table) -> None:
-        for values, rows in partitions.divide(table, part):
-            partition = tuple(values.values())
+        for values, ended, rows in divided(part):
+            partition = (*values.values(), ended)
             file = opened.pop(partition, None)
             if file is None:
                 inside = partitions.directory(list(values), values)
@@ -156,6 +162,17 @@ def _as_table(table: TargetTable, rows: pa.Table) -> pa.Table:
     rows = rows.select(table.schema.names)
     constraints.require_not_null(table, rows)
     return rows.cast(table.schema)
+
+
+def _by_end(table: TargetTable, rows: pa.Table) -> Iterator[tuple[bool, pa.Table]]:
+    """Yield the rows that have ended, and the others."""
+    assert table.mark is not None
+    ended = pc.is_valid(rows.column(table.mark))
+    for chosen in (False, True):
+        mask = ended if chosen else pc.invert(ended)
+        some = rows.filter(mask)
+        if some.num_rows:
+            yield chosen, some
 
 
 def _directories(made: Iterable[_DataFile]) -> set[str]:
@@ -290,8 +307,8 @@ class _Bounds:
         self._low: dict[str, Any] = {}
         self._high: dict[str, Any] = {}
         self._counted = {**self._names}
-        if soft_deletes.DELETED_AT in self.columns:
-            self._counted[soft_deletes.DELETED_AT] = table.stored_name(soft_deletes.DELETED_AT)
+        if table.mark in self.columns:
+            self._counted[table.mark] = table.stored_name(table.mark)
         self._nulls = dict.fromkeys(self._counted, 0)
         self._rows = 0
 

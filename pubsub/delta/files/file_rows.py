@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -98,6 +99,21 @@ def rows_in(log: TableLog, file: AddFile) -> int:
     if file.rows is None:
         file.rows = parquet_rows(path_of(file, log.table))
     return file.rows
+
+
+def known_live(log: TableLog, table: TargetTable, file: AddFile) -> bool | None:
+    """Return what a file's statistics say: all of its rows are live, or none is; None: either may be.
+
+    The table has a `mark`.
+    """
+    assert table.mark is not None
+    name = table.stored_name(table.mark)
+    if table.mark in table.partitioned_by:
+        return file.partition.get(name) is None
+    nulls = json.loads(file.stats).get("nullCount", {}).get(name) if file.stats else None
+    if nulls == 0:
+        return False
+    return True if nulls is not None and nulls == rows_in(log, file) else None
 
 
 def read_columns(

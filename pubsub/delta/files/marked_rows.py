@@ -1,8 +1,7 @@
-"""Tell which found rows of a table the publisher's table has: of a table with soft deletes, those that are not marked as deleted."""
+"""Tell which found rows of a table the publisher's table has: those that are not marked as deleted, or as ended (TargetTable.mark)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -11,18 +10,16 @@ import numpy.typing as npt
 
 from pubsub.delta.files import file_rows
 from pubsub.delta.files.sought_rows import Found
-from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog
-from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.table import TargetTable
 
 Mask = npt.NDArray[np.bool_]
 
 
 def divided(log: TableLog, table: TargetTable, found: Iterable[Found]) -> Iterator[tuple[Found, Found]]:
-    """Yield the rows found in each file as those that are live and those that are marked as deleted.
+    """Yield the rows found in each file as those that are live and those that are marked.
 
-    Without soft deletes all are live.  Reads nothing where statistics tell.  Blocks.
+    In a table that marks none all are live.  Reads nothing where statistics tell.  Blocks.
     """
     for one in found:
         live = _live(log, table, one)
@@ -38,28 +35,19 @@ def only_live(log: TableLog, table: TargetTable, found: Iterable[Found]) -> Iter
 
 def _live(log: TableLog, table: TargetTable, found: Found) -> Mask:
     count = len(found.positions)
-    known = True if not table.soft_deletes else known_live(log, table, found.file)
+    if table.mark is None:
+        return np.ones(count, np.bool_)
+    known = file_rows.known_live(log, table, found.file)
     if known is not None:
         return np.full(count, known)
     live = np.empty(count, np.bool_)
     order = np.argsort(found.positions, kind="stable")
     at = found.positions[order]
-    for start, batch in file_rows.read_columns(log, found.file, table, [DELETED_AT], at=at):
+    for start, batch in file_rows.read_columns(log, found.file, table, [table.mark], at=at):
         first, last = np.searchsorted(at, (start, start + batch.num_rows))
         null = batch.column(0).is_null().to_numpy(zero_copy_only=False)
         live[order[first:last]] = null[at[first:last] - start]
     return live
-
-
-def known_live(log: TableLog, table: TargetTable, file: AddFile) -> bool | None:
-    """Return what a file's statistics say: all of its rows are live, or none is; None: either may be."""
-    name = table.stored_name(DELETED_AT)
-    if DELETED_AT in table.partitioned_by:
-        return file.partition.get(name) is None
-    nulls = json.loads(file.stats).get("nullCount", {}).get(name) if file.stats else None
-    if nulls == 0:
-        return False
-    return True if nulls is not None and nulls == file_rows.rows_in(log, file) else None
 
 
 def _only(found: Found, chosen: Mask) -> Found:

@@ -5,7 +5,7 @@ Files and row groups whose partition or statistics exclude all of the keys are l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +35,16 @@ class Found:
 
 
 def find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[Found]:
-    """Find the table's live rows that have one of the keys, file by file."""
+    """Find the table's live rows that have one of the keys, file by file; of earlier versions of rows (mode = scd2) perhaps some."""
     files = list(file_rows.files_with(log, table, table.key, wanted)) if len(wanted) else []
-    indexed = _in_index(log, files, table, wanted)
+    ended: frozenset[str] = frozenset()
+    if table.versions:
+        # Most files hold rows that have ended; of these each key may have many.
+        ended = frozenset(
+            path for path, file in dict(log.files).items() if file_rows.known_live(log, table, file) is False
+        )
+        files = [file for file in files if file.path not in ended]
+    indexed = _in_index(log, files, table, wanted, ended)
     for file in files:
         at, which = indexed[file.path] if file.path in indexed else _in_file(log, file, table, wanted)
         if not len(at):
@@ -53,14 +60,14 @@ def find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[Found]:
 
 
 def _in_index(
-    log: TableLog, files: Sequence[AddFile], table: TargetTable, wanted: KeySet
+    log: TableLog, files: Sequence[AddFile], table: TargetTable, wanted: KeySet, unsought: Collection[str]
 ) -> dict[str, tuple[Indices, Indices]]:
-    """Find the rows of the files that the index has, as `_in_file` does."""
+    """Find the rows of the files that the index has, as `_in_file` does; of those `unsought`, by path, it needs none."""
     types = [table.schema.field(name).type for name in table.key]
     key = Key.of([table.stored_name(name) for name in table.key], types)
     if log.index is None or key is None or not files:
         return {}
-    of_table = dict(log.files)
+    of_table = {path: file for path, file in dict(log.files).items() if path not in unsought}
     known = {path: one for path, file in of_table.items() if (one := _indexed(log, file)) is not None}
 
     def read(path: str) -> Iterator[pa.RecordBatch]:

@@ -27,7 +27,7 @@ from pyroaring import BitMap64
 
 from pubsub import faults
 from pubsub.delta.files import data_files
-from pubsub.delta.files.file_rows import deleted_positions, laid_out, live_rows, rows_in
+from pubsub.delta.files.file_rows import deleted_positions, known_live, laid_out, live_rows, rows_in
 from pubsub.delta.housekeeping.row_order import RowOrder, order_of
 from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.add_file import AddFile
@@ -35,7 +35,8 @@ from pubsub.delta.log.deletion_vectors import Positions
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Conflict, Operation
 from pubsub.delta.places import Place
-from pubsub.delta.table import TargetTable
+from pubsub.delta.table import TargetTable, mark_of
+from pubsub.delta.versions import VALID_TO_LSN
 from pubsub.delta.writers.arrow_writer import remove_action, row_count
 
 _NONE: Positions = np.empty(0, np.int64)
@@ -60,7 +61,8 @@ def rewrite(
 ) -> bool:
     """Rewrite the files that `choose` returns, and commit that; return whether it was committed.
 
-    `choose` gets the files of one partition at a time, until it returns some.  `load` returns the table as its log
+    `choose` gets the files of one partition at a time, until it returns some; of a table with mode = scd2, those of ended rows and
+    the others by themselves.  `load` returns the table as its log
     describes it.  The rows stay the same.  Raises what TableLog's methods and data_files.write raise; a failure leaves
     nothing behind.
     """
@@ -69,7 +71,8 @@ def rewrite(
         if not can_be_rewritten(log):
             return False
         metadata = log.metadata
-        chosen = next(filter(None, map(choose, _by_partition(log))), ())
+        versions = load() if mark_of(log.properties) == VALID_TO_LSN else None
+        chosen = next(filter(None, map(choose, _together(log, versions))), ())
     if not chosen:
         return False
     sources = _sources(log, chosen)
@@ -102,11 +105,13 @@ def can_be_rewritten(log: TableLog) -> bool:
     return log.unsupported() is None and not log.tracks_rows
 
 
-def _by_partition(log: TableLog) -> list[list[AddFile]]:
-    """Return the table's files, those of each partition together."""
+def _together(log: TableLog, versions: TargetTable | None) -> list[list[AddFile]]:
+    """Return the table's files, those of each partition together; `versions`: the table, if its rows have ended or not."""
+    table = None if versions is None else laid_out(log, versions)
     found: dict[Hashable, list[AddFile]] = {}
     for file in log.files.values():
-        found.setdefault(file.partition_key, []).append(file)
+        ended = table is not None and known_live(log, table, file) is False
+        found.setdefault((file.partition_key, ended), []).append(file)
     return list(found.values())
 
 

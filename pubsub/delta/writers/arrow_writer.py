@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pubsub.delta import versions
 from pubsub.delta.files import data_files, file_rows, key_set, marked_rows
 from pubsub.delta.files.bounded_rows import ScatteredRows
 from pubsub.delta.files.key_set import KeySet
@@ -34,9 +35,10 @@ from pubsub.delta.log.add_file import AddFile, loosened
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
+from pubsub.delta.past import goes_on_keeping
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.soft_deletes import DELETED_AT
-from pubsub.delta.table import HISTORY, Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
+from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
 from pubsub.delta.writers.changeset import (
     BASE_PREFIX,
@@ -47,9 +49,10 @@ from pubsub.delta.writers.changeset import (
     NotAsExpected,
 )
 from pubsub.delta.writers.expectations import Inserted
-from pubsub.delta.writers.leaving_rows import Gone, by_file, marked
+from pubsub.delta.writers.leaving_rows import Gone, by_file, ended, marked
 from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.arrow_arrays import Indices
+from pubsub.protocol.lsn import Lsn
 
 # So many bytes of whole rows are sought at a time.
 _SOUGHT_BYTES: Final = 256 << 20
@@ -72,9 +75,9 @@ class _Leaving:
 class DirectStaged:
     """One table's part of a batch, staged.  `added`: the `add` actions of its data files, which are durable.
 
-    `deleted_keys`: those whose rows leave; with `all_stand` the table must have a row under each.  `removed`: rows that leave a
-    table without a key, all of which it must have.  `free_keys` and `inserted`: keys under which it must have none.
-    `either_keys`: those under which it may have one, which leaves.  `marks`: see Folded.
+    `deleted_keys`: those whose rows leave, or end (Folded); with `all_stand` the table must have a row under each.  `removed`: rows
+    that leave a table without a key, all of which it must have.  `free_keys` and `inserted`: keys under which it must have none.
+    `either_keys`: those under which it may have one, which leaves it then.  `marks`: see Folded.
     """
 
     table: TargetTable
@@ -115,7 +118,7 @@ def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
     if log.unsupported() is not None:
         return False
     # A row that arrives may take the place of one that is marked as deleted, or has stayed.
-    if not rewrites and not table.soft_deletes and not table.gives_way:
+    if not rewrites and table.mark is None and not table.gives_way:
         return True
     if not table.key:
         return False
@@ -225,7 +228,8 @@ def commit_copy(
 ) -> None:
     """Commit an initial copy's files in place of all the table's files; `definition`: actions that set its columns.
 
-    A history keeps its files: what a copy reads is added to them.
+    A history keeps its files: what a copy reads is added to them.  So does a table that keeps every version of its rows, whose
+    current ones end with the copy.
 
     Raises what `commit` raises for these reasons, and Overtaken if the table already holds a commit of
     this copy.
@@ -235,16 +239,26 @@ def commit_copy(
         log.refresh()
         _require_unchanged(log, table, record, redefined=bool(definition))
         now = int(time.time() * 1000)
-        replaced = () if keeps_history(log, table) else log.files.values()
-        _commit(log, _Changes([*definition, *added, *(remove_action(file, now) for file in replaced)]), record)
+        changes = _Changes([*definition, *added])
+        if not goes_on_keeping(table, log.properties):
+            changes.actions += [remove_action(file, now) for file in log.files.values()]
+        elif table.versions:
+            _end_all(log, table, record.last, now, changes)
+        _commit(log, changes, record)
 
     with log.writing:
         commit_retrying(_what(table), attempt)
 
 
-def keeps_history(log: TableLog, table: TargetTable) -> bool:
-    """Return whether the Delta table is, and stays, in mode history, so that no row of it goes."""
-    return table.history is not None and HISTORY in log.properties
+def _end_all(log: TableLog, table: TargetTable, lsn: Lsn, now: int, changes: _Changes) -> None:
+    """End all current rows of the table at a copy's LSN."""
+    gone: dict[str, Gone] = {}
+    try:
+        _write(log, table, changes, marked(log, table, versions.ended(lsn), gone))
+        _mark(log, gone.values(), now, changes)
+    except BaseException:
+        data_files.remove(changes.made)
+        raise
 
 
 def require_no_copy(table: TargetTable, record: Commit) -> None:
@@ -308,10 +322,12 @@ def _changes(staged: DirectStaged) -> _Changes:
         else:
             leaving = _leaving(staged)
             if staged.masked is not None and leaving.keys is not None:
-                _write(staged, changes, _completed(log, staged, leaving.keys, leaving.rows))
+                _write(log, staged.table, changes, _completed(log, staged, leaving.keys, leaving.rows))
+            if staged.table.versions and staged.deleted_keys is not None:
+                _write(log, staged.table, changes, ended(log, staged.table, leaving.rows, staged.deleted_keys))
             gone = by_file([*leaving.rows, *leaving.others])
             if staged.marks is not None:
-                _write(staged, changes, marked(log, staged.table, staged.marks, gone))
+                _write(log, staged.table, changes, marked(log, staged.table, staged.marks, gone))
             _mark(log, gone.values(), now, changes)
     except BaseException:
         data_files.remove(changes.made)
@@ -319,10 +335,10 @@ def _changes(staged: DirectStaged) -> _Changes:
     return changes
 
 
-def _write(staged: DirectStaged, changes: _Changes, rows: Iterable[pa.Table]) -> None:
+def _write(log: TableLog, table: TargetTable, changes: _Changes, rows: Iterable[pa.Table]) -> None:
     """Write rows to data files of the commit."""
-    added = data_files.write(staged.table, rows, several=True)
-    changes.made += data_files.paths(staged.log.table, added)
+    added = data_files.write(table, rows, several=True)
+    changes.made += data_files.paths(log.table, added)
     changes.actions += added
 
 
@@ -338,8 +354,9 @@ def _leaving(staged: DirectStaged) -> _Leaving:
         if staged.deleted_keys is not None:
             wanted = KeySet(staged.deleted_keys.select(list(table.key)))
             found = list(find(log, wanted, table))
-            if staged.all_stand:
+            if staged.all_stand or table.versions:
                 found = list(marked_rows.only_live(log, table, found))
+            if staged.all_stand:
                 expectations.require_standing(wanted, found)
         if staged.free_keys is not None:
             others += expectations.require_free(log, table, staged.free_keys)

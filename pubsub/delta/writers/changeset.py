@@ -92,6 +92,9 @@ class Folded:
 
     `expected`: what all of this takes for granted about the table.  None if the table was looked up, or if nothing is.
 
+    In a table with mode = scd2 the rows under `deleted_keys`, and `standing` ones, come again as they are, with the values of the
+    columns versions.ENDS, which are beside their keys.
+
     `marks`: what live rows of the table that do not leave it get in columns of its own, by name: they are marked as deleted.
     """
 

@@ -89,7 +89,7 @@ class TableWriters:
 
     def _takes_files(self, table: TargetTable, rows: int) -> bool:
         """Return whether our files may take a batch of so many changes."""
-        return table.soft_deletes or (self._direct and not 0 < self._statement_rows <= rows)
+        return table.mark is not None or (self._direct and not 0 < self._statement_rows <= rows)
 
     def _laid_out(self, table: TargetTable) -> tuple[TableLog | None, TargetTable]:
         """Return the table's log, refreshed, and the table as it is laid out; without a log if only Spark reaches it."""
@@ -183,13 +183,15 @@ class TableWriters:
 
 
 def refuse_statement(table: TargetTable) -> None:
-    """Raise FeatureNotSupported for a table with soft deletes that only a statement of Spark's can write."""
-    if table.soft_deletes:
-        raise FeatureNotSupported(
-            f'the Delta table of "{table.relation}", whose deleted rows stay, can be written by Spark\'s statement alone',
-            detail=f'It lies at "{table.path}".',
-            hint=f"ALTER SUBSCRIPTION … SET (deletes = hard), and RESYNC TABLE {table.relation}.",
-        )
+    """Raise FeatureNotSupported for a table with marked rows (TargetTable.mark) that only a statement of Spark's can write."""
+    if table.mark is None:
+        return
+    what, other = ("deleted rows", "deletes = hard") if table.soft_deletes else ("earlier rows", "mode = mirror")
+    raise FeatureNotSupported(
+        f'the Delta table of "{table.relation}", whose {what} stay, can be written by Spark\'s statement alone',
+        detail=f'It lies at "{table.path}".',
+        hint=f"ALTER SUBSCRIPTION … SET ({other}), and RESYNC TABLE {table.relation}.",
+    )
 
 
 def discard(staged: AnyStaged) -> None:

@@ -72,13 +72,15 @@ def require_standing(keys: KeySet, found: Sequence[Found]) -> None:
 def require_free(log: TableLog, table: TargetTable, keys: pa.Table) -> list[Found]:
     """Raise NotAsExpected if a live row of the table has one of these keys, or if two of them are equal.
 
-    Return the rows with these keys that are marked as deleted: they make room.  `log` must be refreshed.
+    Return the rows with these keys that are marked as deleted: they make room.  Earlier versions of a row stay.  `log` must be
+    refreshed.
     """
     marked = []
     for live, deleted in marked_rows.divided(log, table, rows_under(log, table, keys)):
         if len(live.positions):
             raise NotAsExpected("a row is in the way")
-        marked.append(deleted)
+        if not table.versions:
+            marked.append(deleted)
     return marked
 
 

@@ -74,6 +74,8 @@ class DirectParts:
             self._inserts_only &= (
                 not (expected.standing.num_rows or folded.masked.num_rows)
                 and arriving.num_rows == folded.images.num_rows
+                # Of one key several versions may arrive.
+                and not (self._table.versions and (folded.updates or folded.deletes or folded.marks))
                 and (self._inserted is None or self._inserted.gives_way == (arriving is expected.either))
             )
             if self._inserts_only:
@@ -81,7 +83,9 @@ class DirectParts:
                     self._inserted = self._inserted or Inserted(gives_way=arriving is expected.either)
                     self._inserted.add(arriving)
                 none = arriving.schema.empty_table()
-                folded = replace(folded, deleted_keys=none, expected=Expected(none, none, none))
+                folded = replace(
+                    folded, deleted_keys=none, expected=Expected(expected.standing.slice(0, 0), none, none)
+                )
             else:
                 self._end_of_inserts()
         self._rest.add(folded)

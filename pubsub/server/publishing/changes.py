@@ -50,7 +50,7 @@ def changes(path: str, table: TargetTable, version: int) -> Iterator[Change]:
     removed, added = _pieces(before, actions)
     old = [row for piece in removed for row in _rows(log, table, piece)]
     new = [row for piece in added for row in _rows(log, table, piece)]
-    yield from matched(old, new, [table.schema.names.index(name) for name in table.key])
+    yield from matched(old, new, [table.schema.names.index(name) for name in table.row_key])
 
 
 def matched(old: Sequence[Row], new: Sequence[Row], key: Sequence[int]) -> Iterator[Change]:
@@ -148,4 +148,4 @@ def _of_feed(log: TableLog, table: TargetTable, feed: Sequence[Mapping[str, Any]
             kinds.setdefault(what, []).append(row)
     old = kinds.get("delete", []) + kinds.get("update_preimage", [])
     new = kinds.get("insert", []) + kinds.get("update_postimage", [])
-    yield from matched(old, new, [names.index(name) for name in table.key])
+    yield from matched(old, new, [names.index(name) for name in table.row_key])

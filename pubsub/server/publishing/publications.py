@@ -180,7 +180,7 @@ def _table(words: _Words, state: State) -> tuple[str, str, tuple[str, ...] | Non
         for column in columns:
             if column not in (known.get("columns") or columns):
                 raise PubsubError(f'column "{column}" of relation "{name}" does not exist', sqlstate="42703")
-        missing = [one for one in known.get("key") or [] if one not in columns]
+        missing = [one for one in relation.row_key if one not in columns]
         if missing:
             raise PubsubError(
                 f'column list of relation "{name}" lacks columns of its replica identity',

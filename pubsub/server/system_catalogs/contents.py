@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from catalog.records import State, SubscriptionRel
 from catalog.system_views import VIEWS
-from pubsub.delta import change_rows
+from pubsub.delta import change_rows, versions
 from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.server.system_catalogs.definitions import Row, definitions
 from pubsub.server.system_catalogs.functions import format_type
@@ -40,6 +40,14 @@ _HISTORY: Final = {
     change_rows.UNCHANGED: (1009, -1),
 }
 
+#: The columns of a table whose deleted, or ended, rows stay.
+_MARKS: Final = {
+    DELETED_AT: (1184, -1),
+    versions.VALID_FROM: (1184, -1),
+    versions.VALID_TO: (1184, -1),
+    versions.VALID_FROM_LSN: (20, -1),
+    versions.VALID_TO_LSN: (20, -1),
+}
 _METADATA: Final = {"lsn": (20, -1), "commit_time": (1184, -1), "xid": (20, -1), "op": (_TEXT, -1)}
 
 
@@ -108,11 +116,11 @@ def tables(state: State) -> list[Table]:
         definition: dict[str, Any] = json.loads(one.definition or "{}")
         typed = one.column_types
         columns = definition.get("columns") or list(typed)
-        key = definition.get("key") or []
+        key = one.row_key
         if one.mode == "history":
             typed = _HISTORY | typed
         else:
-            typed = {name: _METADATA[kind] for kind, name in one.metadata} | {DELETED_AT: (1184, -1)} | typed
+            typed = {name: _METADATA[kind] for kind, name in one.metadata} | _MARKS | typed
         attributes = tuple(Attribute(name, *typed.get(name, (_TEXT, -1)), name in key) for name in columns)
         said = f'Subscription "{names.get(one.subid, "")}", state {one.state.value}'
         found.append(

@@ -21,6 +21,7 @@ from pubsub.server.publishing.positions import Positions
 from pubsub.server.publishing.publications import Publications
 from pubsub.server.publishing.stream import _some
 from pubsub.server.statements import Statement
+from pubsub.server.system_catalogs import contents
 from pubsub.sql.options import SubscriptionOptions
 
 SCHEMA = pa.schema([("id", pa.int32()), ("v", pa.string())])
@@ -104,10 +105,30 @@ def state(tmp_path: Path) -> State:
                 NewRelation(20000 + n, "public", f"t{n}", str(tmp_path / f"t{n}"), definition=definition)
                 for n in range(3)
             ]
+            scd2 = (
+                '{"mode": "scd2", "key": ["id"], "columns": ["id", "v", "_pubsub_valid_from_lsn", "_pubsub_valid_to"]}'
+            )
+            tables.append(NewRelation(20003, "public", "versions", str(tmp_path / "versions"), definition=scd2))
             await catalog.create_subscription(new, tables)
             return await catalog.state()
 
     return asyncio.run(make())
+
+
+def test_what_tells_the_rows_of_a_table_apart(state: State) -> None:
+    """Of one that keeps every version of a row, its key and where the version begins."""
+    found = {table.name: table for table in contents.tables(state)}
+    assert (found["t0"].key, found["versions"].key) == ((1,), (1, 3))
+    assert [(one.name, one.type_oid) for one in found["versions"].attributes[2:]] == [
+        ("_pubsub_valid_from_lsn", 20),
+        ("_pubsub_valid_to", 1184),
+    ]
+    assert {rel.name: rel.mode for rel in state.relations} == {
+        "t0": "mirror",
+        "t1": "mirror",
+        "t2": "mirror",
+        "versions": "scd2",
+    }
 
 
 def test_statements_on_publications(tmp_path: Path, state: State) -> None:
@@ -132,6 +153,7 @@ def test_statements_on_publications(tmp_path: Path, state: State) -> None:
         "CREATE PUBLICATION q FOR TABLE nope": "42P01",
         "CREATE PUBLICATION q FOR TABLE t0 (nope)": "42703",
         "CREATE PUBLICATION q FOR TABLE t0 (v)": "42P10",
+        "CREATE PUBLICATION q FOR TABLE versions (id, v)": "42P10",
         "CREATE PUBLICATION q FOR TABLE t0 WHERE (id > 1)": "0A000",
         "CREATE PUBLICATION q FOR TABLE": "42601",
         "CREATE PUBLICATION q WITH (publish = 'nope')": "42601",

@@ -234,6 +234,12 @@ def test_how_rows_are_deleted() -> None:
     assert list(layouts.tables()) == [("mode", "public", "h"), ("deletes", "public", "t")]
     with pytest.raises(FeatureNotSupported, match="cannot have mode = history and deletes = soft"):
         layouts.of("public", "h")
+    versions = Layouts.parse("", "", "", "public.h (scd2)", deletes="public.* (soft)", truncate="* (ignore)")
+    assert (versions.mode_of("public", "h"), versions.mode_of("public", "t")) == ("scd2", "mirror")
+    with pytest.raises(FeatureNotSupported, match="cannot have mode = scd2 and deletes = soft"):
+        versions.deletes_of("public", "h")
+    with pytest.raises(FeatureNotSupported, match="cannot have mode = scd2 and truncate = ignore"):
+        versions.truncate_of("public", "h")
     for text in ("gone", "public.t (history)", "public.t (soft, hard)", "'soft'"):
         with pytest.raises(PubsubError) as caught:
             deletes_of(text)
