@@ -1,18 +1,22 @@
-"""Clients that send nonsense to `pubsub publish` are answered as PostgreSQL answers them."""
+"""Clients that send nonsense, too much, or read nothing, to `pubsub publish`: answered as PostgreSQL answers them, and bounded."""
 
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Final
 
+import psutil
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from pubsub.backend import messages as m
 from pubsub.testing.fixtures import Database
 from tests.support.publish import Publish
-from tests.support.replica import PATIENCE
+from tests.support.replica import PATIENCE, wait_until
 
 LAST: Final = m.message(b"Q", b"COPY (SELECT 4711) TO STDOUT\0")
 """What is asked last; nothing else answers with this number."""
@@ -127,3 +131,74 @@ def test_nonsense_is_answered_as_postgresql_answers_it(
 ) -> None:
     ours = served.conninfo(dbname=database.name)
     assert _answers(ours, sent, replication=replication) == _answers(database.conninfo, sent, replication=replication)
+
+
+@pytest.fixture
+def slot(served: Publish, database: Database) -> Iterator[str]:
+    name = f"hostile_{database.name}"
+    served.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding')", dbname=database.name)
+    yield name
+
+    def dropped() -> bool:
+        with suppress(psycopg.errors.ObjectInUse):
+            served.execute(f"SELECT pg_drop_replication_slot('{name}')", dbname=database.name)
+            return True
+        return False
+
+    wait_until(dropped, "the slot is dropped")
+
+
+def _status(lsn: int, *, reply: bool = False) -> bytes:
+    return m.message(b"d", struct.pack(">cQQQqB", b"r", lsn, lsn, lsn, 0, reply))
+
+
+def _inserted(connection: socket.socket) -> bytes:
+    """Read up to the next row that was inserted, and return it."""
+    while True:
+        kind, body = _message(connection)
+        assert kind == b"d", "the stream has ended"
+        if body[:1] == b"w" and b"INSERT" in body:
+            return body[25:]
+
+
+def _memory(publish: Publish) -> int:
+    """Bytes that the server and its processes have."""
+    server = psutil.Process(publish.pid)
+    return sum(one.memory_info().rss for one in (server, *server.children(recursive=True)))
+
+
+def test_a_flood_of_status_messages_is_bounded_and_loses_nothing(
+    served: Publish, database: Database, slot: str
+) -> None:
+    """LSNs of the future do not count, replies that nobody reads are not written without end, and others are served."""
+    database.execute("CREATE TABLE t (id int); INSERT INTO t VALUES (0)")
+    with ExitStack() as stack:
+        flood = stack.enter_context(_connected(served.conninfo(dbname=database.name), replication="database"))
+        flood.sendall(m.message(b"Q", f"START_REPLICATION SLOT {slot} LOGICAL 0/0\0".encode()))
+        assert _message(flood)[0] == b"W"
+        _inserted(flood)  # by a process that has its catalogs by now
+        before = _memory(served)
+        future = (1 << 63) - 1
+        some = _status(future, reply=True) * 1000
+        for _ in range(400):  # 14 MB, and answers of 9 MB that nobody reads
+            flood.sendall(some)
+        database.execute("INSERT INTO t VALUES (1)")
+        ((confirmed, end),) = served.query(
+            f"SELECT confirmed_flush_lsn, pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = '{slot}'",
+            dbname=database.name,
+        )
+        assert _lsn(confirmed) <= _lsn(end)
+        assert _memory(served) - before < 40 << 20
+        rows = [_inserted(flood)]  # among the answers
+        flood.sendall(m.message(b"c"))
+        while (kind := _message(flood)[0]) != b"Z":
+            assert kind, "the session has ended"
+    database.execute("INSERT INTO t VALUES (2)")
+    get = f"SELECT data FROM pg_logical_slot_get_changes('{slot}', NULL, NULL) WHERE data ~ 'INSERT'"
+    found = [*rows, *(data.encode() for (data,) in served.query(get, dbname=database.name))]
+    assert found == [b"table public.t: INSERT: id[integer]:%d" % number for number in (1, 2)]
+
+
+def _lsn(text: str) -> int:
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
