@@ -78,7 +78,9 @@ FUNCTIONS: Final[Mapping[str, Signature]] = {
 }
 _MOST: Final = 30
 """Views and calls in one query: each is looked at by itself, and takes the text of what it shows."""
-_MENTIONS: Final = re.compile("|".join({"pg_get_replication_slots", *VIEWS, *FUNCTIONS}), re.IGNORECASE)
+_MENTIONS: Final = re.compile(
+    "|".join(sorted({"pg_get_replication_slots", *VIEWS, *FUNCTIONS}, reverse=True)), re.IGNORECASE
+)
 _BEFORE_RELATION: Final = {"from", "join", "only", "table", ",", "lateral"}
 # What can follow a relation that has no alias.
 _NO_ALIAS: Final = {
@@ -238,6 +240,7 @@ def find(text: str) -> tuple[list[View], list[Call]]:
         return [], []
     kind = _kind(tokens)
     if kind is _Kind.OTHER:
+        _check_block(tokens)
         return [], []
     tree = _parsed(text)
     views: list[View] = []
@@ -261,6 +264,11 @@ def find(text: str) -> tuple[list[View], list[Call]]:
                     raise FeatureNotSupported(f"{token.value} is not supported in ROWS FROM here")
                 calls.append(_call(text, tokens, first, number, end, before, tree))
         elif token.value == "pg_get_replication_slots" and following == "(" and number + 2 < len(tokens):
+            node = tree.calls.get(token.start) if tree is not None else None
+            if not (before in _BEFORE_RELATION if tree is None else node is None or _stands_as_relation(node)):
+                raise FeatureNotSupported(
+                    "pg_get_replication_slots is supported in FROM here", hint="Write SELECT ... FROM it."
+                )
             alias = _has_alias(tokens, number + 3)
             views.append(View(token.value, tokens[first].start, tokens[number + 2].end, False, alias))
         elif token.value in VIEWS and following == "." and first < number:
@@ -278,6 +286,19 @@ def find(text: str) -> tuple[list[View], list[Call]]:
     # What stands in a call goes with it.
     outside = [view for view in views if not any(call.start < view.start and view.end <= call.end for call in calls)]
     return outside, calls
+
+
+def _check_block(tokens: Sequence[Token]) -> None:
+    """Raise FeatureNotSupported for a DO whose body is about slots: the server would answer of its own ones."""
+    if not tokens or tokens[0].value != "do":
+        return
+    for token in tokens:
+        found = _MENTIONS.search(token.value) if token.kind is Kind.STRING else None
+        if found is not None:
+            raise FeatureNotSupported(
+                f"{found[0].lower()} is not supported in DO here",
+                hint="Use it in a statement of its own.  The upstream server's own slots are there for its own clients.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

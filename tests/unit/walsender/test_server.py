@@ -117,6 +117,10 @@ def test_calls_are_found_with_their_arguments() -> None:
             "SELECT pg_drop_replication_slot((SELECT slot_name FROM pg_replication_slots WHERE slot_name = a)) FROM t",
             "0A000",
         ),
+        ("DO $$ BEGIN PERFORM pg_drop_replication_slot('a'); END $$", "0A000"),
+        ("do language plpgsql 'BEGIN PERFORM 1 FROM PG_Replication_Slots; END'", "0A000"),
+        ("SELECT pg_get_replication_slots()", "0A000"),
+        ("SELECT (pg_catalog.pg_get_replication_slots()).slot_name", "0A000"),
     ],
 )
 def test_calls_that_cannot_be_carried_out_are_refused(sql: str, sqlstate: str) -> None:
