@@ -42,6 +42,8 @@ class Statistics:
     stream_*   transactions taken while in progress, number of parts, bytes
     total_*    transactions returned (committed, prepared or taken) and their bytes; a streamed one counts once
 
+    mem_exceeded_count  how often the changes in memory reached work_mem, as a walsender counts it
+
     A transaction counts once, with all its subtransactions.
     """
 
@@ -53,6 +55,7 @@ class Statistics:
     stream_bytes: int = 0
     total_txns: int = 0
     total_bytes: int = 0
+    mem_exceeded_count: int = 0
 
     def add(self, counted: Sequence[int]) -> None:
         """Add what another has counted, in the order of the fields."""

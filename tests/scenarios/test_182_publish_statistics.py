@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.follower import Follower
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
@@ -118,3 +119,51 @@ def test_reset(database: Database, publish: Publish) -> None:
     finally:
         database.execute("DROP ROLE counts_nothing")
     publish.query("SELECT pg_stat_reset_replication_slot(NULL)")
+
+
+@pytest.mark.parametrize("version", ["19"])
+def test_columns_of_19_have_their_values(version: str, tmp_path: Path) -> None:
+    """mem_exceeded_count counts as the server does; nothing here is synchronized to a standby."""
+    settings = {"logical_decoding_work_mem": "64kB", "autovacuum": "off"}
+    with EmbeddedPostgres(version, settings=settings) as server:
+        publish = Publish(tmp_path / "node", server.conninfo("postgres"), "--work-mem", "64kB")
+        try:
+            with psycopg.connect(server.conninfo("postgres"), autocommit=True) as theirs, publish.connect() as ours:
+                server.execute("CREATE TABLE t (id int, v text)")
+                for connection in (theirs, ours):
+                    connection.execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+                for stream in ("1", "0"):
+                    server.execute("INSERT INTO t SELECT id, repeat('x', 100) FROM generate_series(1, 5000) id")
+                    counted = []
+                    for connection in (theirs, ours):
+                        connection.execute(f"{_GET}, 'stream-changes', '{stream}')".encode())
+                        connection.execute("SELECT pg_stat_force_next_flush()")
+                        found = connection.execute(
+                            "SELECT mem_exceeded_count, slotsync_skip_count, slotsync_last_skip"
+                            " FROM pg_stat_replication_slots WHERE slot_name = 's'"
+                        ).fetchone()
+                        assert found is not None
+                        counted.append(found)
+                        select = "SELECT mem_exceeded_count, slotsync_skip_count, slotsync_last_skip FROM"
+                        assert connection.execute(f"{select} pg_stat_get_replication_slot('s')").fetchone() == found
+                    if stream == "1":
+                        assert counted[0][0] > 5
+                        assert counted[1] == counted[0]
+                        streamed = counted[1][0]
+                # What is written to disk is written in larger pieces here.
+                assert counted[1][0] > streamed
+                for source in (
+                    *("pg_stat_replication_slots", "pg_stat_get_replication_slot('s')"),
+                    *("pg_replication_slots", "pg_get_replication_slots()", "pg_stat_get_replication_slot('none')"),
+                ):
+                    described = []
+                    for connection in (theirs, ours):
+                        cursor = connection.execute(f"SELECT * FROM {source}".encode())
+                        assert cursor.description is not None
+                        described.append([(one.name, one.type_code) for one in cursor.description])
+                    assert described[1] == described[0], source
+                for connection in (theirs, ours):
+                    query = "SELECT slotsync_skip_reason FROM pg_replication_slots"
+                    assert connection.execute(query).fetchall() == [(None,)]
+        finally:
+            publish.terminate()

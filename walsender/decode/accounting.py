@@ -83,6 +83,8 @@ class MemoryAccounting:
         self._may_stream = may_stream
         self._goes_on = goes_on
         self._stream = stream
+        self.on_exceeded: Callable[[], None] = lambda: None
+        """Called whenever the limit is reached (memExceededCount)."""
         self._size = 0
         self._accounts: dict[Part, Account] = {}
         # Made at the first spill: a heap of (sub)transactions, the largest first (reorderbuffer.c: txn_heap).  An entry
@@ -177,6 +179,8 @@ class MemoryAccounting:
         return (account.streamable or not self._needs_streamable) and self._goes_on(part)
 
     def _check(self) -> None:
+        if self._size >= self._limit:
+            self.on_exceeded()
         while self._size >= self._limit:
             candidates: Iterable[tuple[Part, Account]] = (
                 (part, account)

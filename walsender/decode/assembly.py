@@ -114,6 +114,11 @@ class Assembly:
         self.held = 0
         """At least the bytes of all frames that are not in the reorder buffer."""
 
+    def count_exceeded(self) -> None:
+        """Count for the outputs that work_mem was reached."""
+        for output in self.outputs:
+            output.statistics.mem_exceeded_count += 1
+
     def add(self, txn: Txn) -> Part:
         """Add a transaction that begins."""
         part = Part(self, txn)
@@ -162,6 +167,8 @@ class Assembly:
             part.held = 0
             part.handed_over = True
         if self._buffer.exceeded:
+            if self.memory is None:
+                self.count_exceeded()
             self._buffer.spill()
 
     def relieve(self) -> None:

@@ -247,6 +247,7 @@ class Decoder:
                 goes_on=self._goes_on,
                 stream=self._stream,
             )
+            assembly.memory.on_exceeded = assembly.count_exceeded
         self._assemblies.append(assembly)
         return assembly
 

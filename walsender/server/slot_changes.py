@@ -30,7 +30,7 @@ _NO_TEXT: Final = "22021"
 """character_not_in_repertoire."""
 _CHUNK: Final = Struct(">cI")
 _ROW: Final = Struct(">QI")
-_POSITION: Final = Struct(">10Q")
+_POSITION: Final = Struct(">11Q")
 _MOST: Final = 64 << 20
 """Bytes of the answers of one query: they are put together, and go to the server as a text."""
 _ROW_COSTS: Final = 100

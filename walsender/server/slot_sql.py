@@ -45,9 +45,13 @@ _SLOT: Final = (("slot_name", "name"), ("lsn", "pg_lsn"))
 _STATISTICS: Final = (
     ("slot_name", "text"),
     *((f"{what}_{which}", "int8") for what in ("spill", "stream") for which in ("txns", "count", "bytes")),
+    ("mem_exceeded_count", "int8"),
     *((f"total_{which}", "int8") for which in ("txns", "bytes")),
-    ("stats_reset", "timestamptz"),
+    ("slotsync_skip_count", "int8"),
+    *((name, "timestamptz") for name in ("slotsync_last_skip", "stats_reset")),
 )
+_SINCE_19: Final = {"mem_exceeded_count", "slotsync_skip_count", "slotsync_last_skip"}
+"""Columns of _STATISTICS that a server before 19 does not have."""
 
 
 def _changes(data: str) -> Signature:
@@ -95,6 +99,7 @@ _OF_FUNCTION: Final = (
     *((name, 0) for name in ("xmin", "catalog_xmin", "restart_lsn", "confirmed_flush_lsn", "wal_status")),
     *(("safe_wal_size", 0), ("two_phase", 0), ("two_phase_at", 180000), ("inactive_since", 170000)),
     *(("conflicting", 160000), ("invalidation_reason", 170000), ("failover", 170000), ("synced", 170000)),
+    ("slotsync_skip_reason", 190000),
 )
 """The columns of pg_get_replication_slots, each with the server's release that has it."""
 
@@ -573,12 +578,13 @@ def view_edit(view: View, rows: str, version: int = 180000) -> tuple[int, int, s
     return view.start, view.end, f"SELECT * FROM {new}" if view.is_table_command else new
 
 
-def call_edit(call: Call, results: str) -> tuple[int, int, str]:
+def call_edit(call: Call, results: str, version: int = 180000) -> tuple[int, int, str]:
     """Return what puts results in the call's place.
 
     `results`: an expression of a JSON array with an object for each row: the result's columns, and `k`, see Call.of_row.
+    `version`: the server's.
     """
-    columns = call.signature.columns
+    columns = [one for one in call.signature.columns if version >= 190000 or one[0] not in _SINCE_19]
     if not columns and call.is_relation:
         return call.start, call.end, "pg_catalog.lower('')" + _alias(call)
     if not columns:

@@ -179,7 +179,8 @@ class _Asking:
 
     async def call_edit(self, call: Call, results: list[dict[str, Any]]) -> tuple[int, int, str]:
         size = 2 * self.moves.size + 100 * len(results)
-        return await _put_together(size, lambda: slot_sql.call_edit(call, slot_sql.literal(results)))
+        version = self.session.service.feed.server.version
+        return await _put_together(size, lambda: slot_sql.call_edit(call, slot_sql.literal(results), version))
 
 
 # Prepared statements
@@ -256,12 +257,9 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
             if number.isdecimal() and not oids[int(number) - 1]:
                 oids[int(number) - 1] = _OIDS[kind]
     known[name] = _Statement(views, calls, oids)
-    ours = f"${len(oids) + 1}"
-    edits = [
-        slot_sql.view_edit(view, f"({ours} -> 'v{number}')", session.service.feed.server.version)
-        for number, view in enumerate(views)
-    ]
-    edits += [slot_sql.call_edit(call, f"({ours} -> 'c{number}')") for number, call in enumerate(calls)]
+    ours, version = f"${len(oids) + 1}", session.service.feed.server.version
+    edits = [slot_sql.view_edit(view, f"({ours} -> 'v{number}')", version) for number, view in enumerate(views)]
+    edits += [slot_sql.call_edit(call, f"({ours} -> 'c{number}')", version) for number, call in enumerate(calls)]
     described = b"".join(oid.to_bytes(4, "big") for oid in [*oids, _JSONB])
     new = slot_sql.edited(text, edits).encode("utf-8", "surrogateescape")
     return name + b"\0" + new + b"\0" + (len(oids) + 1).to_bytes(2, "big") + described
@@ -424,7 +422,11 @@ async def _of_statistics(session: Session, name: str, slot_name: str | None) -> 
         if slot_name is None:
             return []
         slot = store.find(slot_name)
-        return [{"slot_name": slot_name, **asdict(Statistics())} if slot is None else _statistics(slot)]
+        return [
+            {"slot_name": slot_name, **asdict(Statistics()), "slotsync_skip_count": 0}
+            if slot is None
+            else _statistics(slot)
+        ]
     if await session.query(_MAY_RESET) != [["t"]]:
         raise InsufficientPrivilege(f"permission denied for function {name}")
     slots = list(store) if slot_name is None else [store.find(slot_name)]
@@ -490,7 +492,9 @@ async def _advance(session: Session, name: str, text: str) -> Lsn:
 
 def _statistics(slot: Slot) -> dict[str, Any]:
     """Return a slot's row of pg_stat_replication_slots."""
-    return {"slot_name": slot.name, **asdict(slot.statistics), "stats_reset": _time(slot.stats_reset)}
+    # Nothing is synchronized from here to a standby.
+    skipped = {"slotsync_skip_count": 0, "slotsync_last_skip": None}
+    return {"slot_name": slot.name, **asdict(slot.statistics), **skipped, "stats_reset": _time(slot.stats_reset)}
 
 
 def _time(seconds: float | None) -> str | None:
@@ -557,4 +561,5 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
         "invalidation_reason": slot.invalidation_reason,
         "failover": slot.failover,
         "synced": False,
+        "slotsync_skip_reason": None,
     }

@@ -3,7 +3,7 @@
 standard input    a line of JSON (Task)
 standard output   chunks: kind (1 byte), length (4 bytes), content
                   R   LSN (8), transaction (4), what the plugin has written
-                  P   LSN up to which was decoded (8), restart point (8), statistics (8 of 8 each): the end
+                  P   LSN up to which was decoded (8), restart point (8), statistics (9 of 8 each): the end
                   W   a warning, E   the error that ends it: JSON with the error's fields
 """
 
@@ -32,7 +32,7 @@ from walsender.streaming.spool_source import SpoolSource
 
 _CHUNK: Final = Struct(">cI")
 _ROW: Final = Struct(">QI")
-_POSITION: Final = Struct(">10Q")
+_POSITION: Final = Struct(">11Q")
 _SPILL: Final = "walsender-spill-"
 _STANDARD_OUTPUT: Final = 1
 
