@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import pq
 
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish
@@ -69,3 +71,58 @@ def test_settings_are_reloaded(version: str, tmp_path: Path) -> None:
         same(r"'2024-07-01 12:00:00+00' b[interval]:'P1DT2H' c[bytea]:'\x78'")
         slots = "SELECT slot_name, active FROM pg_replication_slots"
         assert publish.query(slots) == [("s", True)], "its stream was not cut"
+
+
+_REPORTED = (b"TimeZone", b"DateStyle", b"IntervalStyle", b"search_path", b"default_transaction_read_only")
+_SETTINGS = {
+    "timezone": "Asia/Kolkata",
+    "datestyle": "SQL, DMY",
+    "intervalstyle": "iso_8601",
+    "search_path": '"its", "a B", public',
+    "log_line_prefix": '%m "\u00e9" \\\\ ',
+    "pubsub.text": " two  spaces\t",
+}
+
+
+def test_a_client_is_told_of_settings_that_were_reloaded_meanwhile(tmp_path: Path) -> None:
+    """What a walsender reports behind its stream, and what SHOW and pg_settings say then, byte for byte."""
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedPostgres("18"))
+        publish = Publish(tmp_path / "node", server.conninfo("postgres"))
+        stack.callback(publish.terminate)
+        sessions = [
+            pq.PGconn.connect(f"{conninfo} replication=database".encode())
+            for conninfo in (server.conninfo("postgres"), publish.conninfo())
+        ]
+        before = [sessions[0].parameter_status(name) for name in _REPORTED]
+        for one in sessions:
+            stack.callback(one.finish)
+            one.exec_(b"CREATE_REPLICATION_SLOT s TEMPORARY LOGICAL test_decoding (SNAPSHOT 'nothing')")
+            assert one.exec_(b"START_REPLICATION SLOT s LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+        with psycopg.connect(server.conninfo("postgres"), autocommit=True) as administrator:
+            for name, value in _SETTINGS.items():
+                administrator.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
+        server.query("SELECT pg_reload_conf()")
+        pid = sessions[1].backend_pid
+        wait_until(
+            lambda: server.query(
+                f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND query_start > pg_conf_load_time() AND state = 'idle'"
+            ),
+            "our server has looked at the settings",
+        )
+        found = []
+        for one in sessions:
+            one.put_copy_end()
+            while one.get_copy_data(0)[0] > 0:
+                pass
+            while one.get_result() is not None:
+                pass
+            shown = [one.exec_(f"SHOW {name}".encode()).get_value(0, 0) for name in _SETTINGS]
+            listed = one.exec_(
+                b"SELECT name, setting, source, sourceline, pending_restart FROM pg_settings WHERE source = 'configuration file'"
+            )
+            rows = [[listed.get_value(row, column) for column in range(5)] for row in range(listed.ntuples)]
+            found.append(([one.parameter_status(name) for name in _REPORTED], shown, rows))
+        assert found[1] == found[0]
+        assert found[0][0] != before
+        server.execute("ALTER SYSTEM RESET ALL")

@@ -89,6 +89,8 @@ class Exchange:
         self._closed = False
         self.lent = False
         """Whether a stream writes to the client's socket: what the server says meanwhile, of its own accord, is left out."""
+        self._unreported: dict[bytes, bytes] = {}
+        """Settings that the server has reported while `lent`, by name, as messages."""
         self.last_words = b""
         """The error with which the server has ended the session meanwhile."""
         self.status = b"I"
@@ -188,6 +190,11 @@ class Exchange:
             elif self.status == b"T":
                 await self.ask("SELECT 1/0")
 
+    def reports(self) -> bytes:
+        """Return what the client was not told of settings; it goes before ReadyForQuery (guc.c: ReportChangedGUCOptions)."""
+        unreported, self._unreported = self._unreported, {}
+        return b"".join(unreported.values())
+
     async def idle(self) -> None:
         """Wait until the server has answered everything.  Raises Closed."""
         await self._idle.wait()
@@ -266,7 +273,9 @@ class Exchange:
         if kind == b"S":
             self._reported(body)
         if kind[0] in _ASYNCHRONOUS:
-            if (ours is None or kind != b"N") and not self.lent:
+            if kind == b"S" and self.lent:
+                self._unreported[body.partition(b"\0")[0]] = m.message(kind, body)
+            elif (ours is None or kind != b"N") and not self.lent:
                 self._client.write(m.message(kind, body))
         elif ours is not None and not m.is_fatal(kind, body):
             if kind != b"Z":

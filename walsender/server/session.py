@@ -327,7 +327,7 @@ class Session:
         await self.exchange.idle()
         self.send(_error(error))
         await self.exchange.fail()
-        self.send(m.ready(self.status))
+        self.send(self.exchange.reports() + m.ready(self.status))
 
     async def _take(self, kind: bytes, body: bytes) -> None:
         if self.physical:
@@ -415,7 +415,7 @@ class Session:
 
     def answer(self, data: bytes) -> None:
         """Send an answer of ours to a simple query, and that the session is ready."""
-        self.send(data + m.ready(self.status))
+        self.send(data + self.exchange.reports() + m.ready(self.status))
 
     def send(self, data: bytes) -> None:
         """Send whole messages to the client."""
