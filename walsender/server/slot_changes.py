@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from struct import Struct
@@ -174,18 +174,19 @@ def wanted(session: Session, function: str, arguments: Sequence[Any], moves: Mov
 async def changes(session: Session, function: str, arguments: Sequence[Any], moves: Moves) -> list[dict[str, Any]]:
     """Return the rows of a call: lsn, xid, data.  Raises PubsubError.  The slot moves by `moves`."""
     call = wanted(session, function, arguments, moves)
-    found: list[Row] = []
-    async with aclosing(decoded(session, call)) as rows:
-        async for row in rows:
-            moves.size += len(row[2]) + _ROW_COSTS
-            if moves.size > _MOST:
-                raise ProgramLimitExceeded(
-                    "the changes are too many for one call",
-                    detail=f"They take more than {_MOST >> 20} MB in one query.",
-                    hint="Ask for fewer with upto_nchanges, for all of them by a simple query that does no more than "
-                    "SELECT columns FROM the function, or stream them with START_REPLICATION.",
-                )
-            found.append(row)
+
+    def take(length: int) -> None:
+        moves.size += length + _ROW_COSTS
+        if moves.size > _MOST:
+            raise ProgramLimitExceeded(
+                "the changes are too many for one call",
+                detail=f"They take more than {_MOST >> 20} MB in one query.",
+                hint="Ask for fewer with upto_nchanges, for all of them by a simple query that does no more than "
+                "SELECT columns FROM the function, or stream them with START_REPLICATION.",
+            )
+
+    async with aclosing(decoded(session, call, take)) as rows:
+        found = [row async for row in rows]
     if not call.binary:
         await check_texts(session, [data for _, _, data in found])
     call.add_to(moves)
@@ -232,10 +233,11 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-async def decoded(session: Session, call: Wanted) -> AsyncGenerator[Row]:
+async def decoded(session: Session, call: Wanted, take: Callable[[int], None] = lambda _: None) -> AsyncGenerator[Row]:
     """Yield the rows of a call as they are decoded, and note in the end how far that went.  Raises PubsubError.
 
-    Whoever takes no more of them keeps the decoding process waiting, so none are held here.
+    Whoever takes no more of them keeps the decoding process waiting, so none are held here.  `take` is called with the length of
+    each before it is read, and may refuse it.
     """
     service, feed = session.service, session.service.feed
     if call.upto_changes is not None and call.upto_changes < 0:
@@ -285,7 +287,7 @@ async def decoded(session: Session, call: Wanted) -> AsyncGenerator[Row]:
     try:
         lines.write(task.line())
         tell(feed.received)
-        while (row := await _read(session, call, process.stdout)) is not None:
+        while (row := await _read(session, call, process.stdout, take)) is not None:
             yield row
     except asyncio.IncompleteReadError:
         code = await process.wait()
@@ -305,10 +307,14 @@ async def _settings(session: Session) -> str:
     return " ".join(f"-c {name}=" + _SPECIAL.sub(r"\\\g<0>", value) for name, value in given)
 
 
-async def _read(session: Session, call: Wanted, output: asyncio.StreamReader) -> Row | None:
+async def _read(
+    session: Session, call: Wanted, output: asyncio.StreamReader, take: Callable[[int], None]
+) -> Row | None:
     """Return the next row; None at the end."""
     while True:
         kind, length = _CHUNK.unpack(await output.readexactly(_CHUNK.size))
+        if kind == b"R":
+            take(length - _ROW.size)
         content = await output.readexactly(length)
         match kind:
             case b"R":
