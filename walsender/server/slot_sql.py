@@ -442,10 +442,19 @@ def _rows_of(node: Any, name: str, made: dict[int, str]) -> str:
         return ""
     select = node.find_ancestor(exp.Select)
     holder = node
+    depends = False
     while holder is not None and holder.parent is not select:
-        holder = holder.parent
+        above = holder.parent
+        may_skip = isinstance(above, exp.If | exp.Case | exp.Coalesce | exp.Connector | exp.Filter)
+        depends |= may_skip and (holder.arg_key != "this" or isinstance(above, exp.If | exp.Filter))
+        holder = above
     if select is None:
         return ""
+    if depends:
+        # It would be carried out for each row, whatever the condition says.
+        raise FeatureNotSupported(
+            f"{name} is not supported where it depends on a condition here", hint="Put the condition into WHERE."
+        )
     if holder is None or holder.arg_key != "expressions":
         raise FeatureNotSupported(f"{name} is supported among the columns of a query, and in FROM")
     if any(select.args.get(part) for part in ("group", "having", "distinct")):

@@ -120,6 +120,14 @@ def test_calls_are_found_with_their_arguments() -> None:
         ("DO $$ BEGIN PERFORM pg_drop_replication_slot('a'); END $$", "0A000"),
         ("do language plpgsql 'BEGIN PERFORM 1 FROM PG_Replication_Slots; END'", "0A000"),
         ("SELECT pg_get_replication_slots()", "0A000"),
+        ("SELECT CASE WHEN false THEN pg_drop_replication_slot('a') END", "0A000"),
+        (
+            "SELECT CASE a WHEN 1 THEN 2 ELSE (pg_copy_logical_replication_slot('a', 'b')).lsn::text::int END FROM t",
+            "0A000",
+        ),
+        ("SELECT a AND (pg_replication_slot_advance('a', '0/1')).end_lsn > '0/0' FROM t", "0A000"),
+        ("SELECT coalesce(a, (pg_replication_slot_advance('a', '0/1')).end_lsn) FROM t", "0A000"),
+        ("SELECT count(pg_drop_replication_slot('a')) FILTER (WHERE false)", "0A000"),
         ("SELECT (pg_catalog.pg_get_replication_slots()).slot_name", "0A000"),
     ],
 )
