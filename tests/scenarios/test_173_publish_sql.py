@@ -198,6 +198,41 @@ def test_changes_are_not_lost_whatever_bytes_they_have(served: Publish, database
 
 
 @pytest.mark.full
+def test_publications_are_named_in_the_client_s_encoding(served: Publish, database: Database) -> None:
+    """A session with another encoding than UTF-8 once ended at such a name."""
+    name = f"{database.name}_latin1"
+    database.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with ExitStack() as stack:
+        stack.callback(database.execute, f"DROP DATABASE {name} WITH (FORCE)")
+        more: dict[str, Any] = {"dbname": name, "client_encoding": "LATIN1", "autocommit": True}
+        theirs = stack.enter_context(psycopg.connect(database.conninfo, **more))
+        ours = stack.enter_context(psycopg.connect(served.conninfo(), **more))
+        theirs.execute(
+            'CREATE TABLE "Gr\u00fc\u00dfe" ("\u00e9" text); CREATE PUBLICATION "ver\u00f6ff" FOR ALL TABLES'
+        )
+        for connection in (theirs, ours):
+            connection.execute("SELECT pg_create_logical_replication_slot('named', 'pgoutput')")
+            stack.callback(connection.execute, "SELECT pg_drop_replication_slot('named')")
+        theirs.execute("INSERT INTO \"Gr\u00fc\u00dfe\" VALUES ('\u00e4')")
+        peek = (
+            "pg_logical_slot_peek_binary_changes('named', NULL, NULL, 'proto_version', '1', 'publication_names', '{}')"
+        )
+        for encoding in ("LATIN1", "UTF8"):
+            for connection in (theirs, ours):
+                connection.execute(f"SET client_encoding = {encoding}".encode())
+            for what in ("data", "max(data)"):
+                query = f"SELECT {what} FROM {peek}"
+                expected = theirs.execute(query.format('"ver\u00f6ff"').encode(theirs.info.encoding)).fetchall()
+                assert ours.execute(query.format('"ver\u00f6ff"').encode(ours.info.encoding)).fetchall() == expected
+                for name_of_none in ("g\u00efbt", '"'):
+                    states = []
+                    for connection in (theirs, ours):
+                        answer = connection.pgconn.exec_(query.format(name_of_none).encode(connection.info.encoding))
+                        states.append(answer.error_field(pq.DiagnosticField.SQLSTATE))
+                    assert states[1] == states[0]
+
+
+@pytest.mark.full
 def test_a_large_answer_comes_whole_and_one_that_is_too_large_keeps_the_slot(
     ours: psycopg.Connection[Any], database: Database
 ) -> None:

@@ -571,8 +571,12 @@ def _split_identifiers(names: str) -> list[str]:
         if match is None:
             raise PubsubError("invalid publication_names syntax", sqlstate="42602")
         quoted, plain, comma = match.groups()
-        name = plain.encode().lower().decode() if quoted is None else quoted.replace('""', '"')
-        found.append(name.encode()[:_NAME_BYTES].decode("utf-8", "ignore"))
+        # Of a client that names no encoding, they may be any bytes.
+        name = quoted.replace('""', '"') if plain is None else plain
+        data = name.encode("utf-8", "surrogateescape")
+        data = data if plain is None else data.lower()
+        cut = len(data) > _NAME_BYTES
+        found.append(data[:_NAME_BYTES].decode("utf-8", "ignore" if cut else "surrogateescape"))
         rest = rest[match.end() :]
         if not comma:
             break

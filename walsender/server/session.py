@@ -349,7 +349,7 @@ class Session:
         await self._end_export()
         if self.replication and self._is_readable(text, body):
             version = self.service.feed.server.version
-            command = gram.parse_command(self._in_unicode(text), version=version, notice=self._notice)
+            command = gram.parse_command(self.in_unicode(text), version=version, notice=self._notice)
             if command is not None:
                 await self.exchange.idle()
                 with self.working():
@@ -393,7 +393,7 @@ class Session:
             return False
         return self.client_encoding != "UTF8" or text.isascii() or not _UNDECODED.search(text)
 
-    def _in_unicode(self, text: str) -> str:
+    def in_unicode(self, text: str) -> str:
         """Return a message's text, which was read as UTF-8, as the client's encoding has it."""
         if self.client_encoding in {"", "UTF8", "SQL_ASCII"} or text.isascii():
             return text

@@ -160,6 +160,7 @@ def wanted(session: Session, function: str, arguments: Sequence[Any], moves: Mov
     slot = moves.acquire(cut_name(name))
     commands.check_database(session, slot)
     binary = "_binary_" in function
+    options = [session.in_unicode(one) for one in options]
     given = dict(zip(options[::2], options[1::2], strict=True))
     start = moves.position(slot)
     parsed = commands.plugin_options(session, slot, given, start)
