@@ -8,6 +8,7 @@ from typing import Final
 from catalog.records import Warned
 from pubsub.publisher.locks import LockWait
 from pubsub.publisher.slots import SlotInfo, SlotWait
+from pubsub.sql.options import RESTORE_COMMAND
 
 #: The share of the WAL that a slot may retain at which the warning begins.
 _NEARLY: Final = 0.8
@@ -54,11 +55,13 @@ def about_slot(
     """Return a warning if the slot is missing (None) or lost, or is close to being lost to max_slot_wal_keep_size.
 
     `seconds_left`: until it is lost, if that goes on as of late.  `archive`: the directory from which what the slot lacks is
-    decoded (apply.gap), if there is one.
+    decoded (apply.gap), or RESTORE_COMMAND, if there is one.
     """
     hint = (
         _NO_SLOT_HINT
         if archive is None
+        else "What it lacks is decoded from what restore_command fetches; then a new one is made."
+        if archive == RESTORE_COMMAND
         else f'What it lacks is decoded from the archive "{archive}"; then a new one is made.'
     )
     if slot is None:

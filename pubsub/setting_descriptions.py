@@ -27,6 +27,8 @@ DESCRIPTIONS: Final = {
     "max_parallel_apply_workers_per_subscription": "The most streamed transactions that are staged before their commit.",
     "max_resyncs_per_day": "How often on_slot_loss = resync may copy a subscription anew within 24 hours.",
     "max_sync_workers_per_subscription": "The most tables that a subscription copies at a time.",
+    "restore_command": "A command that fetches a publisher's archived WAL, with %f and %p, for wal_archive = restore_command.",
+    "restore_timeout": "How long restore_command may take for one file; 0 means for ever.",
     "spark.master": "The Spark to start, or the cluster whose driver the daemon is.",
     "spark.packages": "Further Maven packages for Spark.",
     "spark.statement_rows": "Changes to one table from which Spark's executors write the batch; 0 means never.",

@@ -68,6 +68,7 @@ PARAMETERS: Final = {
         Parameter("catalog_poll_interval", "ms", 10),
         Parameter("catalog_timeout", "ms", 0),
         Parameter("drain_timeout", "ms", 0),
+        Parameter("restore_timeout", "ms", 0),
     )
 }
 
@@ -110,6 +111,9 @@ class Settings(Table):
     catalog_poll_interval: Annotated[float, reader(PARAMETERS["catalog_poll_interval"])] = 1.0
     catalog_timeout: Annotated[float, reader(PARAMETERS["catalog_timeout"])] = 30.0
     drain_timeout: Annotated[float, reader(PARAMETERS["drain_timeout"])] = 30.0
+    restore_command: str | None = None
+    """The command that fetches a publisher's archived WAL, for subscriptions with `wal_archive = restore_command`."""
+    restore_timeout: Annotated[float, reader(PARAMETERS["restore_timeout"])] = 600.0
     warehouse: str | None = None
     catalog: CatalogSettings = CatalogSettings()
     housekeeping: HousekeepingSettings = HousekeepingSettings()
@@ -285,7 +289,7 @@ class Settings(Table):
             self.catalog, self.housekeeping, self.copies, self.walsender, self.verify, self.http, self.tracing, self.spark,
         )  # fmt: skip
         of_tables = {name: value for table in tables for name, value in table.shown().items()}
-        return {"warehouse": self.warehouse_uri, **of_tables}
+        return {"warehouse": self.warehouse_uri, "restore_command": self.restore_command or "", **of_tables}
 
 
 def _path_of(uri: str) -> str | None:

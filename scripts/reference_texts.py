@@ -33,7 +33,7 @@ OPTIONS: Final = {
     "batch_bytes": "The most bytes of a batch before it is committed.",
     "batch_age": "The longest time, in seconds, that a batch takes more transactions in.",
     "stop_lsn": "Everything up to this LSN is applied, nothing after it; then the subscription is disabled.",
-    "wal_archive": "A directory with the publisher's archived WAL ([slot loss](../slot-loss.md)).",
+    "wal_archive": "A directory with the publisher's archived WAL, or `restore_command` ([slot loss](../slot-loss.md)).",
     "on_slot_loss": "`resync`: a slot that is lost costs a new copy. `stop`: somebody has to decide.",
     "new_tables": "`follow`: tables that are published later join by themselves ([new tables](../new-tables.md)).",
     "copy_first": "Tables that are copied before the others, in this order.",

@@ -39,6 +39,7 @@ _STANDARD_INPUT: Final = Path("-")
 _STANDARD_INPUT_NUMBER: Final = 0
 _STANDARD_OUTPUT: Final = Path("-")
 _RECEIVER_TIMEOUT: Final = Parameter("wal_receiver_timeout", "ms", 0)
+_RESTORE_TIMEOUT: Final = Parameter("restore_timeout", "ms", 0)
 _SPILL: Final = "walsender-spill-"
 _PUBLICATION: Final = re.compile(r'(?:"((?:[^"]|"")+)"|([^",][^,]*)),')
 _UNITS: Final = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "b": 1}
@@ -167,6 +168,8 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         parsed.wal,
         parsed.slot,
         _size(parsed.work_mem),
+        restore_command=parsed.restore_command,
+        restore_timeout=_RESTORE_TIMEOUT.parse(parsed.restore_timeout) * _RESTORE_TIMEOUT.factor,
         receiver_timeout=_RECEIVER_TIMEOUT.parse(parsed.wal_receiver_timeout) * _RECEIVER_TIMEOUT.factor,
         # Who reads a stream decides by the timeline whether the server may be followed.
         one_timeline=parsed.as_stream,
@@ -273,8 +276,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a file that holds the connection string; - is standard input",
     )
-    decode.add_argument(
+    archive = decode.add_mutually_exclusive_group()
+    archive.add_argument(
         "--wal", type=Path, metavar="DIR", help="a directory of WAL segments, read before the server is asked"
+    )
+    archive.add_argument(
+        "--restore-command",
+        metavar="COMMAND",
+        help="a command of the shell that fetches segments instead, with %%f and %%p as PostgreSQL's restore_command",
+    )
+    decode.add_argument(
+        "--restore-timeout",
+        default="10min",
+        metavar="TIME",
+        help="how long it may take for a file; milliseconds without a unit; 0: for ever",
     )
     decode.add_argument("--slot", help="a physical slot that keeps the WAL")
     decode.add_argument(

@@ -9,6 +9,7 @@ Serves the purpose of logical.c (CreateInitDecodingContext, DecodingContextFindS
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ from walsender.plugin_request import PluginMaker, PluginRequest
 from walsender.plugins.pgoutput import PgoutputOptions
 from walsender.plugins.plugin import Write
 from walsender.plugins.publication import Warn, missing_publication
+from walsender.source.restored import RestoredSegments
 from walsender.source.retry import Retry, is_lost
+from walsender.source.segments import SegmentDirectory
 from walsender.source.source import Source, WalSource
 from walsender.source.stream import RECEIVER_TIMEOUT
 from walsender.startpoint import redo_before
@@ -55,6 +58,10 @@ class DecodeRequest:
     wal: Path | None = None
     slot: str | None = None
     work_mem: int = WORK_MEM
+    restore_command: str | None = None
+    """The command that fetches segments, in place of the directory `wal`."""
+    restore_timeout: float = 0.0
+    """Seconds that it may take for each; 0: without end."""
     redo: int = 0
     """The redo position of the checkpoint to begin at, if it is known; 0: it is searched for."""
     receiver_timeout: float = RECEIVER_TIMEOUT
@@ -63,6 +70,15 @@ class DecodeRequest:
     """Whether decoding ends (NotInPrerequisiteState) where the server is found on a later timeline than it was at the start."""
     make_source: Callable[[Upstream], Source] | None = None
     """Where the WAL comes from instead of the server and `wal`."""
+
+
+def _archive(request: DecodeRequest, server: Upstream) -> Path | SegmentDirectory | None:
+    if request.restore_command is None:
+        return request.wal
+    # Session.open may begin anew.
+    path = Path(tempfile.mkdtemp(prefix="restored-", dir=request.spill)) / "segments"
+    geometry = Geometry(server.segment_size)
+    return RestoredSegments(request.restore_command, request.restore_timeout, path, geometry, server.system_identifier)
 
 
 def _refuse_timeline() -> None:
@@ -167,7 +183,7 @@ class Session:
             source = WalSource(
                 request.conninfo,
                 server,
-                request.wal,
+                _archive(request, server),
                 request.slot,
                 timeout=request.receiver_timeout,
                 switched=_refuse_timeline if request.one_timeline else lambda: None,

@@ -1,8 +1,8 @@
 """A stream that a process of ours decodes (`python -m walsender decode --as-stream`), as if a walsender sent it.
 
-It reads segments from an archive as long as they are there, and then from the server itself.  Its output is a walsender's in
-copy-both mode.  The process ends when its output is closed, so it does not outlive this one; and where the server is found on a
-later timeline, which must be stored before anything of it is (publisher_identity.remember).
+It reads segments from an archive, or has a command fetch them, as long as they are there, and then from the server itself.  Its
+output is a walsender's in copy-both mode.  The process ends when its output is closed, so it does not outlive this one; and where
+the server is found on a later timeline, which must be stored before anything of it is (publisher_identity.remember).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final, Self
@@ -27,6 +28,14 @@ _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that the process has to end by itself."""
 _LAST_WORDS: Final = 4096
 """Bytes of standard error that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCommand:
+    """A command of the shell that fetches a segment, with %f and %p.  `timeout`: seconds for each; 0: without end."""
+
+    command: str
+    timeout: float
 
 
 class DecodingProcess:
@@ -51,7 +60,7 @@ class DecodingProcess:
         conninfo: str,
         options: Mapping[str, str],
         start: Lsn,
-        archive: Path,
+        archive: Path | RestoreCommand,
         *,
         work_mem: int,
         receiver_timeout: float,
@@ -64,7 +73,12 @@ class DecodingProcess:
         what pgoutput warns of.  Returns once decoding has begun.  Raises PublisherError with what keeps it from that.
         """
         command = [sys.executable, "-m", "walsender", "decode", "--conninfo-file", "-", "--output", "-", "--as-stream"]
-        command += ["--start", str(start), "--wal", str(archive), "--work-mem", f"{work_mem}B"]
+        command += ["--start", str(start), "--work-mem", f"{work_mem}B"]
+        if isinstance(archive, Path):
+            command += ["--wal", str(archive)]
+        else:
+            command += ["--restore-command", archive.command]
+            command += ["--restore-timeout", f"{round(archive.timeout * 1000)}ms"]
         command += ["--wal-receiver-timeout", f"{round(receiver_timeout * 1000)}ms", "--missing-publication", "server"]
         for name, value in options.items():
             command += ["--option", f"{name}={value}"]

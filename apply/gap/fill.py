@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from apply.gap.decoding_process import DecodingProcess
+from apply.gap.decoding_process import DecodingProcess, RestoreCommand
 from apply.pipeline.pipeline import Pipeline
 from apply.publisher_identity import SlotLost, Standing, explained_stream
 from catalog.records import Subscription
@@ -34,6 +34,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import CreatedSlot, SystemIdentity
 from pubsub.publisher.slots import SlotInfo
 from pubsub.settings import Settings
+from pubsub.sql.options import RESTORE_COMMAND
 
 logger = structlog.get_logger()
 
@@ -108,6 +109,16 @@ class Filler:
             lsn=str(gap.begins),
             archive=archive,
         )
+        source: Path | RestoreCommand = Path(archive)
+        if archive == RESTORE_COMMAND:
+            if not settings.restore_command:
+                raise PublisherError(
+                    f'could not fill the gap that replication slot "{self._slot_name}" leaves from {gap.begins} on: '
+                    "there is no restore_command",
+                    sqlstate="55000",
+                    hint='Set restore_command in pubsub.toml and reload the daemon, or name a directory in "wal_archive".',
+                )
+            source = RestoreCommand(settings.restore_command, settings.restore_timeout)
         scratch = settings.spill_directory
         scratch.mkdir(parents=True, exist_ok=True)
         try:
@@ -115,7 +126,7 @@ class Filler:
                 self._subscription.conninfo,
                 options,
                 gap.begins,
-                Path(archive),
+                source,
                 work_mem=settings.logical_decoding_work_mem,
                 receiver_timeout=receiver_timeout,
                 scratch=scratch,
@@ -171,7 +182,8 @@ class Filler:
         hint, kind = explained_stream(error).hint, PublisherError
         # A position is told of WAL, not of a directory that cannot be read.
         archive = self._subscription.options.wal_archive
-        if error.sqlstate == _UNDEFINED_FILE and archive is not None and not await asyncio.to_thread(_has_wal, archive):
+        named = archive is not None and archive != RESTORE_COMMAND
+        if error.sqlstate == _UNDEFINED_FILE and named and not await asyncio.to_thread(_has_wal, archive or ""):
             hint = f'"{archive}" has no file of WAL: is it the archive, and is what holds it mounted?'
         elif error.sqlstate == _UNDEFINED_FILE and error.context is not None:
             kind = SlotLost

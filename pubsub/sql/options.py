@@ -46,6 +46,8 @@ OptionValue = str | int | Decimal | None
 #: Options that concern one command only and are not stored.
 COMMAND_OPTIONS: Final = frozenset({"connect", "create_slot", "copy_data", "refresh"})
 
+RESTORE_COMMAND: Final = "restore_command"
+"""The value of `wal_archive` for an archive that the command of pubsub.toml reads."""
 BATCH_ROWS: Final = Parameter("batch_rows", "", 1)
 BATCH_BYTES: Final = Parameter("batch_bytes", "B", 64 << 10, 1 << 40)
 BATCH_AGE: Final = Parameter("batch_age", "ms", 1)
@@ -71,7 +73,7 @@ class SubscriptionOptions:
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
     `metadata`, `columns`, `exclude`, `mask`, `rename`, `partition_by`, `cluster_by`, `table_properties` and `register` are those
     that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no
-    end.  `wal_archive` is a directory of the publisher's WAL segments; None: there is none.
+    end.  `wal_archive` is a directory of the publisher's WAL segments, or RESTORE_COMMAND; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
     last day.
     """
@@ -355,11 +357,11 @@ def _wal_archive(option: Option) -> str | None:
     text = _string(option)
     if text == "none":
         return None
-    if not text.startswith("/"):
+    if text != RESTORE_COMMAND and not text.startswith("/"):
         raise PubsubError(
             f'invalid value for parameter "wal_archive": "{text}"',
             sqlstate="22023",
-            hint="It is the absolute path of a directory, or none.",
+            hint="It is the absolute path of a directory, restore_command, or none.",
         )
     return text
 

@@ -78,7 +78,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "rename": st.sampled_from(["", 's.* (a b), public.t (b "C c", "D d" b)', "* (id id)"]),
     "new_tables": st.sampled_from(["ignore", "follow"]),
     "on_slot_loss": st.sampled_from(["stop", "resync"]),
-    "wal_archive": st.sampled_from(["none", "/archive", "/with 'quotes' and, more"]),
+    "wal_archive": st.sampled_from(["none", "/archive", "restore_command", "/with 'quotes' and, more"]),
     "on_table_error": st.sampled_from(["stop", "isolate"]),
     "schema_changes": st.sampled_from(["follow", "refuse"]),
     "dropped_columns": st.sampled_from(["keep", "drop"]),

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from launcher import altersubscription
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import ConnectionFailure
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -146,6 +147,33 @@ def test_a_lost_slot_is_made_anew_and_its_gap_is_filled(replica: Followed) -> No
     events = [entry["event"] for entry in logs]
     assert "replication slot does not keep what is to be applied next; it is decoded from the archive" in events
     assert "replication slot keeps again what is to be applied next" in events
+
+
+def test_a_command_fetches_what_is_missing(
+    tmp_path: Path, spark: Spark, server: EmbeddedPostgres, archive: Path
+) -> None:
+    """Nothing is copied anew because it cannot run, and nothing that it has fetched stays."""
+    away, home = tmp_path / "away", tmp_path / "node"
+    command = f"test ! -e {away} || exit 126; test -n $PUBSUB_SYSTEM_IDENTIFIER && cp '{archive}/%f' %p"
+    with RunningNode(home, spark, restore_command=command) as node:
+        replica = Followed(node, Database(server, "postgres"))
+        try:
+            replica.subscribe(wal_archive="'restore_command'", on_slot_loss="resync")
+            generations = replica.generations()
+            replica.alter("DISABLE")
+            replica.execute("UPDATE t SET n = 1 WHERE id <= 25")
+            replica.lose_the_slot()
+            away.touch()
+            replica.alter("ENABLE")
+            found = failure(replica, "could not restore file")
+            assert "from archive: child process exited with exit code 126" in found["error"]
+            assert replica.is_lost()
+            away.unlink()
+            replica.goes_on()
+            assert replica.generations() == generations, "a table was copied"
+            wait_until(lambda: not list((home / "spill").glob("walsender-spill-*")), "what was fetched is gone")
+        finally:
+            replica.leave()
 
 
 @pytest.mark.full

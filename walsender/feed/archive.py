@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import tempfile
 import threading
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from pubsub.errors import DataCorrupted, PubsubError
+from pubsub.errors import DataCorrupted
 from pubsub.protocol.timeline import TimelineHistory
 from pubsub.reorderbuffer import files
 from walsender import checked_files
+from walsender.source.restore import restore
 from walsender.source.segments import SegmentDirectory, check_header
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import LONG_HEADER
 from walsender.xlog.geometry import Geometry
 
 _NAME: Final = "archive.json"
-_FATAL: Final = 125
-"""Exit codes past it say that the command could not run, not that there is no such file (RestoreArchivedFile)."""
-_NO_RESTART_POINT: Final = "0" * 24
-_LOOK: Final = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +104,7 @@ class Archive:
         assert self.command is not None
         with tempfile.TemporaryDirectory(prefix="walsender-restore-") as room:
             path = Path(room) / name
-            places = {"%f": name, "%p": str(path), "%r": _NO_RESTART_POINT, "%%": "%"}
-            command, at = "", 0
-            while at < len(self.command):
-                two = self.command[at : at + 2]
-                command += places.get(two, self.command[at])
-                at += 2 if two in places else 1
-            # What it prints goes to the log; standard output belongs to the protocol of decoding processes.
-            code = _run(command, stop)
-            if code < 0 or code > _FATAL:
-                how = f"was terminated by signal {-code}" if code < 0 else f"exited with exit code {code}"
-                raise PubsubError(
-                    f'could not restore file "{name}" from archive: child process {how}',
-                    sqlstate="58030",
-                    detail=f"The command was: {command}",
-                )
-            if code != 0:
+            if not restore(self.command, name, path, stop):
                 return None
             try:
                 number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -136,18 +115,3 @@ class Archive:
                 os.close(number)
                 raise DataCorrupted(f'archive file "{name}" has wrong size: {size} instead of {self.segment_size}')
             return number
-
-
-def _run(command: str, stop: threading.Event | None) -> int:
-    """Run a command of the shell, and kill it, with what it has started, once `stop` is set; return its exit code."""
-    with subprocess.Popen(
-        ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
-    ) as shell:
-        if stop is None:
-            return shell.wait()
-        while not stop.is_set():
-            with suppress(subprocess.TimeoutExpired):
-                return shell.wait(_LOOK)
-        with suppress(ProcessLookupError):
-            os.killpg(shell.pid, signal.SIGKILL)
-        return shell.wait()

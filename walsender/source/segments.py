@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,16 @@ class SegmentDirectory:
         self._path = path
         self._geometry = geometry
         self._system_identifier = system_identifier
+
+    async def provide(self, lsn: int, history: TimelineHistory) -> AsyncGenerator[None]:
+        """Have the segment that holds `lsn` be there, if it can be; yield now and then meanwhile.  Here it is, or is not."""
+        for _ in range(0):
+            yield
+
+    async def provide_history(self, timeline: int) -> AsyncGenerator[None]:
+        """As `provide`, of the timeline's history file."""
+        for _ in range(0):
+            yield
 
     def find(self, lsn: int, history: TimelineHistory) -> tuple[Path, int] | None:
         """Return the file that has the WAL at `lsn`, and its timeline; None if there is none."""

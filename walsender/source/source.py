@@ -77,7 +77,7 @@ class WalSource:
         self,
         conninfo: str,
         server: Upstream,
-        directory: Path | None = None,
+        directory: Path | SegmentDirectory | None = None,
         slot: str | None = None,
         keep: Callable[[int, bytes], None] = lambda *_: None,
         timeout: float = RECEIVER_TIMEOUT,
@@ -92,9 +92,9 @@ class WalSource:
         self._server = server
         self._slot = slot
         self._directory = (
-            None
-            if directory is None
-            else SegmentDirectory(directory, Geometry(server.segment_size), server.system_identifier)
+            SegmentDirectory(directory, Geometry(server.segment_size), server.system_identifier)
+            if isinstance(directory, Path)
+            else directory
         )
         self._stream: WalStream | None = None
         self._streamed = False
@@ -110,6 +110,8 @@ class WalSource:
         async with await self._connect() as connection:
             timeline = (await self._identify(connection)).timeline
             if self._directory is not None:
+                async for _ in self._directory.provide_history(timeline):
+                    pass
                 self.history = self._directory.history(timeline)
             if len(self.history.entries) == 1:
                 self.history = await timeline_history(connection, timeline)
@@ -154,15 +156,27 @@ class WalSource:
         while True:
             reader.final = False
             reader.restart_at(reader.position)
-            for lsn, data in directory.read(reader.received, self.history):
-                reader.feed(lsn, data)
-                yield False
-                # Nothing else waits in this loop: let signals be handled.
-                await asyncio.sleep(0)
-                if reader.torn is not None:
+            before = -1
+            while reader.received != before:
+                before = reader.received
+                async for _ in directory.provide(before, self.history):
+                    yield False
+                for lsn, data in directory.read(before, self.history):
+                    reader.feed(lsn, data)
+                    yield False
+                    # Nothing else waits in this loop: let signals be handled.
+                    await asyncio.sleep(0)
+                    if reader.torn is not None:
+                        break
+                if reader.torn is not None or reader.received % size:
                     break
             torn = reader.torn
-            if torn is None or not directory.has_written(torn.lsn - torn.lsn % size + size, self.history):
+            if torn is None:
+                return
+            following = torn.lsn - torn.lsn % size + size
+            async for _ in directory.provide(following, self.history):
+                yield False
+            if not directory.has_written(following, self.history):
                 return
             # The next segment is written to, so this one is complete now; when it was read it may not have been.
             if torn.lsn == suspect:

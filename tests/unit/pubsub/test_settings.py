@@ -54,6 +54,8 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "max_parallel_apply_workers_per_subscription": "2",
         "max_resyncs_per_day": "1",
         "max_sync_workers_per_subscription": "2",
+        "restore_command": "",
+        "restore_timeout": "10min",
         "wal_receiver_status_interval": "10s",
         "wal_receiver_timeout": "1min",
         "wal_retrieve_retry_interval": "5s",
