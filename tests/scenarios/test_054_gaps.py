@@ -58,7 +58,8 @@ class Followed(Replica):
         """Write until the server has invalidated the slot, which has no reader."""
 
         def write() -> bool:
-            self.execute("INSERT INTO u SELECT coalesce(max(id), 0) + g FROM u, generate_series(1, 1000) g GROUP BY g")
+            # Others may write rows with greater ids meanwhile.
+            self.execute("INSERT INTO u SELECT least(min(id), 0) - g FROM u, generate_series(1, 1000) g GROUP BY g")
             self.query("SELECT pg_switch_wal()")
             self.execute("CHECKPOINT")
             return self.is_lost()
