@@ -18,7 +18,7 @@ import pyarrow as pa
 from pubsub.errors import ConnectionFailure, PublisherError
 from pubsub.protocol.copyboth import Keepalive, write_server_message
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions, publication, slots, snapshots
+from pubsub.publisher import definitions, publication, replication, slots, snapshots
 from tests.simulation.life import Life
 from tests.simulation.publisher import PLACES, TYPE_NAMES, Server, Shape, Slot, Snapshot, State
 from tests.simulation.walsender import Decoder
@@ -334,7 +334,8 @@ _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     (slots._SLOT_WAITS, Session._nothing),
     (slots._PREPARED, Session._prepared),
     (slots._SLOT_USER, Session._nothing),
-    (slots._STOP_USER, Session._stop_user),
+    (replication._CANCEL_USER, Session._stop_user),
+    (replication._CREATOR, Session._nothing),
     ("…pg_replication_slot_advance(", Session._advance_slot),
     (f"SELECT {slots._END_OF_WAL}", Session._end_of_wal),
     (snapshots.END_OF_WAL, Session._end_of_wal),
