@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -110,7 +109,7 @@ def known_live(log: TableLog, table: TargetTable, file: AddFile) -> bool | None:
     name = table.stored_name(table.mark)
     if table.mark in table.partitioned_by:
         return file.partition.get(name) is None
-    nulls = json.loads(file.stats).get("nullCount", {}).get(name) if file.stats else None
+    nulls = file.null_count(name)
     if nulls == 0:
         return False
     return True if nulls is not None and nulls == rows_in(log, file) else None

@@ -35,6 +35,7 @@ class AddFile:
     """The `tags` that other writers store with the file; passed on unchanged."""
     writers: frozenset[str] | None = None
     """The applications that wrote its rows (empty: another engine); None: unknown, or it has others' rows, too."""
+    _nulls: Mapping[str, int] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def partition_key(self) -> Hashable:
@@ -50,6 +51,12 @@ class AddFile:
     def deleted(self) -> int:
         """The number of rows that its deletion vector removes."""
         return int(self.vector["cardinality"]) if self.vector is not None else 0
+
+    def null_count(self, name: str) -> int | None:
+        """Return in how many rows the column with this physical name is NULL; None: its statistics do not say."""
+        if self._nulls is None:
+            self._nulls = (json.loads(self.stats).get("nullCount") if self.stats else None) or {}
+        return self._nulls.get(name)
 
 
 def file_of_action(add: Mapping[str, Any]) -> AddFile:
