@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from tests.running import logs
 from tests.support import stores
-from tests.support.replica import PATIENCE, wait_until
+from tests.support.replica import PATIENCE, Faults, wait_until
 
 SETTINGS = f"max_sync_workers_per_subscription = 2\n{daemon.SETTINGS}"
 
@@ -101,6 +101,21 @@ class Subscribed:
                 INSERT INTO keyless VALUES ({number}), ({number})
                 """
             )
+
+    def killed_at(self, fault: Faults, points: Sequence[str], write: Callable[[], object], before: int = 1) -> None:
+        """Have the daemon killed at one point after the other, having written `before` times; then let it catch up."""
+        for point in points:
+            fault.clear()
+            fault.arm(point, "kill")
+            self.daemon.start()
+            for _ in range(before):
+                write()
+            self.daemon.killed_by_fault()
+            write()
+        fault.clear()
+        self.daemon.start()
+        write()
+        self.caught_up()
 
     def grow(self) -> None:
         """Make `a` so large that a copy of it takes a Spark job."""

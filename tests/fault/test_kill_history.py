@@ -53,18 +53,8 @@ def test_killed_from_the_copy_to_the_feedback(subscribed: Subscribed, daemon: Da
     origin_passes(subscribed)
     fault.release("copy committed public.a")
     daemon.killed_by_fault()
-    for point in ("commit public.a", "committed public.a", "committed public.keyless", "batch committed"):
-        fault.clear()
-        fault.arm(point, "kill")
-        daemon.start()
-        for _ in range(3):
-            write()
-        daemon.killed_by_fault()
-        write()
-    fault.clear()
-    daemon.start()
-    write()
-    subscribed.caught_up()
+    points = ("commit public.a", "committed public.a", "committed public.keyless", "batch committed")
+    subscribed.killed_at(fault, points, write, before=3)
     for name, relation in subscribed.relations().items():
         rows = query(relation.path, "SELECT * FROM t").read_all().to_pylist()
         changes = [(row["_pubsub_lsn"], row["_pubsub_seq"]) for row in rows if row["_pubsub_op"] != "R"]

@@ -51,17 +51,8 @@ def test_killed_from_the_copy_to_the_feedback(subscribed: Subscribed, daemon: Da
     daemon.killed_by_fault()
     snapshots.take()
     write()
-    for point in ("commit public.d", "committed public.d", "committed public.a", "batch committed"):
-        fault.clear()
-        fault.arm(point, "kill")
-        daemon.start()
-        write()
-        daemon.killed_by_fault()
-        write()
-    fault.clear()
-    daemon.start()
-    write()
-    subscribed.caught_up()
+    points = ("commit public.d", "committed public.d", "committed public.a", "batch committed")
+    subscribed.killed_at(fault, points, write)
 
     def rows() -> list[dict[str, object]]:
         return query(subscribed.relations()["d"].path, "SELECT * FROM t").read_all().to_pylist()

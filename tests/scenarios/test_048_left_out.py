@@ -305,7 +305,5 @@ def test_what_cannot_be_left_out_is_refused(replica: Replica) -> None:
         ),
         ("exclude = '* (v)', copy_data = false", "0A000", 'need a copy, or a Delta table, of table "public.t"'),
     ):
-        error = replica.refused(options)
-        assert error.sqlstate == sqlstate, error
-        assert message in error.message
+        replica.assert_refused(options, sqlstate, message)
     assert replica.slots() == []

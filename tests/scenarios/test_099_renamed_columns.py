@@ -318,7 +318,5 @@ def test_what_cannot_be_renamed_is_refused(replica: Replica) -> None:
         ("rename = '* (v a)', schema_changes = refuse", "42601", "schema_changes = refuse and rename = … are"),
         ("rename = '* (v a)', copy_data = false", "0A000", 'need a copy, or a Delta table, of table "public.t"'),
     ):
-        error = replica.refused(options)
-        assert error.sqlstate == sqlstate, error
-        assert message in error.message
+        replica.assert_refused(options, sqlstate, message)
     assert replica.slots() == []

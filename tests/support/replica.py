@@ -249,6 +249,12 @@ class Replica:
             )
         return refused.value
 
+    def assert_refused(self, options: str, sqlstate: str, message: str) -> None:
+        """Check that CREATE SUBSCRIPTION refuses these options with this SQLSTATE, and a message that has this in it."""
+        error = self.refused(options)
+        assert error.sqlstate == sqlstate, error
+        assert message in error.message
+
     def path(self, table: str) -> str:
         return self.relation(table).path
 
