@@ -40,7 +40,6 @@ from launcher.runner import Runner
 from pubsub import faults
 from pubsub.delta import table as delta
 from pubsub.delta import versions
-from pubsub.delta.metadata_columns import copied
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.changeset import COUNT_COLUMN, Folded
 from pubsub.digest.source import SESSION, SourceTable
@@ -52,6 +51,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
+from tablesync.history_copy import own_values
 from tablesync.publisher_table import Described, PublisherTable
 from tablesync.row_forms import published, row_form, source_table
 from tablesync.window import rows_under, with_columns
@@ -217,8 +217,7 @@ class _Repair:
                 return rows_under(session, described.source, table, keys, types)
 
         rows = await self._engine.run_until_stopped(cut, read)
-        same_values = {**copied(table.metadata, lsn), **(versions.copied(lsn) if table.versions else {})}
-        for name, value in same_values.items():
+        for name, value in own_values(table, lsn).items():
             same = repeated(pa.scalar(value, table.schema.field(name).type), rows.num_rows)
             rows = rows.set_column(rows.schema.get_field_index(name), name, same)
         names = list(table.key)

@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 
 def same_values(table: TargetTable, lsn: Lsn, generation: int) -> Mapping[str, str | int]:
     """Return the values, other than NULL, of columns that every row of the copy has alike."""
-    if table.history is None:
-        return {**metadata_columns.copied(table.metadata, lsn), **(versions.copied(lsn) if table.versions else {})}
-    return change_rows.copied(lsn, generation)
+    return own_values(table, lsn) if table.history is None else change_rows.copied(lsn, generation)
+
+
+def own_values(table: TargetTable, lsn: Lsn) -> Mapping[str, str | int]:
+    """Return the values, other than NULL, that rows read from the publisher at an LSN have in a table's own columns.
+
+    The table is no history.
+    """
+    return {**metadata_columns.copied(table.metadata, lsn), **(versions.copied(lsn) if table.versions else {})}
 
 
 def prepare(log: TableLog | None, table: TargetTable, lsn: Lsn) -> None:

@@ -84,8 +84,8 @@ def fold(
     up what the table holds; None: what it must hold is in `expected`.  `upsert`, with a key: rows that the batch inserts may be
     in the table already, and nothing is expected of it.  `leaving`, of a table whose deleted rows stay: from
     own_columns.with_own, as the changes are.  `gives_way`, with a key: a row that stands where one arrives leaves.
-    `emptied`: from emptied.with_deletions, as the changes are.  `versions`: every version of a row
-    stays, and `leaving` has their ends.
+    `emptied`: from emptied.with_deletions, as the changes are.  `versions`: every version of a row stays, and `leaving` has their
+    ends.
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """

@@ -61,6 +61,8 @@ _SHORT: Final = 256 << 10
 """Bytes that are put together in the event loop."""
 _THREAD: Final = ThreadPoolExecutor(1, "slots")
 """Longer ones have a thread of their own, one after the other: a client that sends many keeps no other work waiting."""
+_NOT_SKIPPED: Final = {"slotsync_skip_count": 0, "slotsync_last_skip": None}
+"""Nothing is synchronized from here to a standby."""
 _OIDS: Final = {"name": 19, "pg_lsn": 3220, "int4": 23, "bool": 16, "text": 25, "text[]": 1009}
 
 _T = TypeVar("_T")
@@ -422,11 +424,7 @@ async def _of_statistics(session: Session, name: str, slot_name: str | None) -> 
         if slot_name is None:
             return []
         slot = store.find(slot_name)
-        return [
-            {"slot_name": slot_name, **asdict(Statistics()), "slotsync_skip_count": 0}
-            if slot is None
-            else _statistics(slot)
-        ]
+        return [{"slot_name": slot_name, **asdict(Statistics()), **_NOT_SKIPPED} if slot is None else _statistics(slot)]
     if await session.query(_MAY_RESET) != [["t"]]:
         raise InsufficientPrivilege(f"permission denied for function {name}")
     slots = list(store) if slot_name is None else [store.find(slot_name)]
@@ -492,9 +490,7 @@ async def _advance(session: Session, name: str, text: str) -> Lsn:
 
 def _statistics(slot: Slot) -> dict[str, Any]:
     """Return a slot's row of pg_stat_replication_slots."""
-    # Nothing is synchronized from here to a standby.
-    skipped = {"slotsync_skip_count": 0, "slotsync_last_skip": None}
-    return {"slot_name": slot.name, **asdict(slot.statistics), **skipped, "stats_reset": _time(slot.stats_reset)}
+    return {"slot_name": slot.name, **asdict(slot.statistics), **_NOT_SKIPPED, "stats_reset": _time(slot.stats_reset)}
 
 
 def _time(seconds: float | None) -> str | None:

@@ -113,8 +113,8 @@ def write(
     may be several, since at most _OPEN_FILES are open at once, and rows of about one row group are held in memory.  With
     `several`, a file that has _FILE_ROWS or _FILE_BYTES is closed, and another begun.  So is one with a large value, unless
     files are being merged (`merging`): while it is open it keeps what writing the value took; ended rows are not told from
-    others then, which is the caller's choice.  `number` and `name` name the
-    files of one job, which `remove_copy` removes together.
+    others then, which is the caller's choice.  `number` and `name` name the files of one job, which `remove_copy` removes
+    together.
     """
     name = f"part-{number:05}-{name or uuid.uuid4()}"
     made: list[_DataFile] = []

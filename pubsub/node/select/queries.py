@@ -22,7 +22,7 @@ from pubsub.node.select.names import figure_name
 from pubsub.node.select.relations import Relations, kept_whole, renamed
 from pubsub.node.select.scope import Scope, folded, value_of
 from pubsub.node.select.translated import Finder, Output, Relation, Translated
-from pubsub.node.select.types import BPCHAR, FLOAT4, FLOAT8, INTERVAL, TEXT, UNKNOWN, Type, common, ordering
+from pubsub.node.select.types import BPCHAR, INTERVAL, TEXT, UNKNOWN, Type, common, ordering
 from pubsub.node.select.values import Value
 from pubsub.node.select.windows import defined
 
@@ -284,16 +284,17 @@ class Queries:
                 continue
             value = values[place][2]
             sql, column = read.sortable(value), columns[place]
-            if not on and value.type in (FLOAT4, FLOAT8):
-                # DISTINCT leaves one of 0 and -0.
-                plain = node.args.get("distinct") is not None
-                parts.append(direction(one, column.engine if plain else ordering(column.type, column.engine)))
-                continue
-            if sql != value.sql and node.args.get("distinct") is not None and not on:
+            if on:
+                parts.append(direction(one, sql))
+            elif node.args.get("distinct") is None:
+                parts.append(direction(one, ordering(column.type, column.engine)))
+            elif value.type == BPCHAR:
                 raise FeatureNotSupported(
                     f"DISTINCT with ORDER BY of type {value.type.name} is not supported", hint="Cast it to text."
                 )
-            parts.append(direction(one, sql if on or sql != value.sql else column.engine))
+            else:
+                # Of values that are ordered alike DISTINCT leaves one.
+                parts.append(direction(one, column.engine))
         return f" ORDER BY {', '.join(parts)}"
 
     # Sets of queries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,8 +147,3 @@ def slot_row(slot: Slot) -> Row:
         "two_phase": slot.two_phase, "conflicting": False, "invalidation_reason": slot.invalidation_reason,
         "failover": slot.failover, "synced": False,
     }  # fmt: skip
-
-
-def key_of(relation: SubscriptionRel) -> tuple[str, ...]:
-    """Return a table's key."""
-    return tuple(json.loads(relation.definition or "{}").get("key") or ())
