@@ -146,19 +146,20 @@ class Upkeep:
             return False
         if self._listed and not lists and listing.commits[expired[0]] > now - retention.files - _pause(retention):
             return False
-        removed = any(self._removes(version) for version in expired)
+        goes = any(self._removes(version) for version in expired)
         listed = None
         if not self._listed or lists or not _lite_suffices(listing):
             listed = self._candidates(listing, now, retention)
             self._listed = True
-        if removed or listed:
+            goes |= any(one.modification_time < (now - retention.files) * 1000 for one in listed)
+        if goes:
             faults.point("before vacuum")
             self._cleaning.vacuum(
                 str(self._table.table), None if not listed and _lite_suffices(listing) else listed or []
             )
             faults.point("vacuumed")
         self._done = max([self._done, *expired])
-        return bool(removed or listed)
+        return goes
 
     def _removes(self, version: int) -> bool:
         return any("remove" in action for action in self._table.actions(version) or ())
@@ -167,7 +168,9 @@ class Upkeep:
         """Return the files of the table's directory that Delta may delete if no version needs them.
 
         A file that this process wrote and no commit named may belong to a batch that is not committed yet.  Those of
-        earlier processes that are too young are listed again when they no longer are.
+        earlier processes that are too young are listed again when they no longer are.  Files that a commit removed are
+        listed at any age: Delta's clock goes on from ours, and it notes all commits up to its own bound as seen to, so
+        that LITE passes over those between the two.
         """
         named: set[str] = set()
         for version in sorted(listing.commits):
@@ -179,11 +182,7 @@ class Upkeep:
         strays = {one.path: one.modification_time for one in files if one.path not in named}
         young = [made for made in strays.values() if expired <= made < ours]
         self._list_at = max(young) / 1000 + retention.files + _SOONEST if young else None
-        return [
-            one
-            for one in files
-            if one.modification_time < expired and (one.path in named or one.modification_time < ours)
-        ]
+        return [one for one in files if one.path in named or one.modification_time < min(expired, ours)]
 
     def _clean_log(self, listing: LogListing, retention: Retention) -> bool:
         """Remove the commits and checkpoints that no version needs, if there are any; return whether Delta was asked."""

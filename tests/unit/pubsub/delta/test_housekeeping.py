@@ -442,6 +442,28 @@ def test_the_first_visit_lists_files_of_earlier_processes_and_later_ones_leave_i
     assert cleaning.vacuums[1:] == [None]
 
 
+def test_a_list_has_what_expires_before_delta_comes_to_it(table: Table, cleaning: Cleaning) -> None:
+    """A file that was made and removed between this program's bound and Delta's, which notes its commit as seen to."""
+    table.commit(added=[1])
+    (old,) = table.files
+    table.commit(deleted=[1])
+    age(table, 10_000)
+    age(table, 10_000, old)
+    table.commit(added=[2])
+    (between,) = table.files - {old}
+    table.commit(deleted=[2])
+    kept(table, cleaning).visit(clean=True)
+    assert cleaning.vacuums == [sorted([old, between])]
+
+
+def test_a_list_of_files_that_are_all_too_young_is_no_reason_for_a_vacuum(table: Table, cleaning: Cleaning) -> None:
+    table.commit(added=[1])
+    age(table, 10_000)
+    table.commit(deleted=[1])
+    assert not kept(table, cleaning).visit(clean=True).vacuumed
+    assert cleaning.vacuums == []
+
+
 @pytest.mark.parametrize("written", [True, False], ids=["written", "resting"])
 def test_a_file_that_a_process_left_within_the_retention_goes_when_that_has_passed(
     table: Table, cleaning: Cleaning, written: bool
