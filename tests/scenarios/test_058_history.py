@@ -377,7 +377,7 @@ def test_what_a_history_cannot_be(replica: Replica) -> None:
         "CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q FOR TABLE odd"
     )
     for publication, mode, sqlstate, message in (
-        ("p", "scd2", "22023", 'invalid value for parameter "mode"'),
+        ("p", "versions", "22023", 'invalid value for parameter "mode"'),
         ("p", "public.u (history)", "42P01", 'mode names tables that are not published: "public.u"'),
         ("p", "public.t", "22023", 'invalid value for parameter "mode"'),
         ("q", "history", "0A000", "has a name that mode = history needs"),
