@@ -55,9 +55,14 @@ async def export(connection: Connection) -> str:
 
 
 async def visible(connection: Connection) -> str:
-    """Return which transactions the snapshot sees, in the text form of pg_current_snapshot()."""
+    """Return which transactions the snapshot sees, in the text form of pg_current_snapshot().
+
+    A slot's snapshot can have an xmax before its xmin, where the last transaction before it was rolled back (snapbuild.c:
+    SnapBuildProcessRunningXacts); it sees all before its xmin then.  The server reads no such text.
+    """
     (row,) = await connection.query("SELECT pg_current_snapshot()")
-    return row[0] or ""
+    xmin, xmax, running = (row[0] or "").split(":")
+    return f"{xmin}:{max(int(xmin), int(xmax))}:{running}"
 
 
 async def lacks(connection: Connection, earlier: str) -> bool:

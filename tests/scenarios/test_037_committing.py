@@ -20,6 +20,12 @@ from pubsub.testing.fixtures import Database
 from tests.support.replica import Replica, wait_until
 
 
+def until_a_slot_waits_for(database: Database, session: psycopg.Connection[Any]) -> None:
+    pid = session.info.backend_pid
+    waits = f"SELECT FROM pg_stat_activity WHERE backend_type = 'walsender' AND {pid} = ANY (pg_blocking_pids(pid))"
+    wait_until(lambda: len(database.query(waits)) > 0, "a slot's creation to wait for a transaction")
+
+
 class Commit:
     """A statement whose commit a slot's snapshot will see, and that does not end before the block does."""
 
@@ -34,10 +40,10 @@ class Commit:
 
     def between(self) -> None:
         """Commit while a slot is being made; afterwards it has been made, or soon will be."""
-        self._until_waits_for(self._older)
+        until_a_slot_waits_for(self._database, self._older)
         newer = self._transaction()
         self._older.close()
-        self._until_waits_for(newer)
+        until_a_slot_waits_for(self._database, newer)
         self._standbys("nobody")
         wait_until(self._commits_wait, "commits to wait for a standby")
         self._thread.start()
@@ -86,11 +92,6 @@ class Commit:
                 self._database.execute(f"SELECT pg_cancel_backend({pid})")
             thread.join()
             return waits
-
-    def _until_waits_for(self, session: psycopg.Connection[Any]) -> None:
-        pid = session.info.backend_pid
-        waits = f"SELECT FROM pg_stat_activity WHERE backend_type = 'walsender' AND {pid} = ANY (pg_blocking_pids(pid))"
-        self._until(waits, "a slot's creation to wait for a transaction")
 
     def _until(self, query: str, what: str) -> None:
         wait_until(lambda: len(self._database.query(query)) > 0, what)
@@ -141,6 +142,41 @@ async def test_a_commit_that_waits_for_a_standby_is_not_waited_for(any_database:
             assert not await snapshots._still_committing(connection, seen)
     finally:
         any_database.execute(f"DROP ROLE {role}")
+
+
+async def test_a_transaction_is_rolled_back_while_a_slot_is_made(any_database: Database) -> None:
+    """A snapshot can end before it begins then, as PostgreSQL writes it, and does not read it."""
+    any_database.execute("CREATE TABLE t (id int)")
+    first, second, third = (psycopg.connect(any_database.conninfo) for _ in range(3))
+    with first, second, third:
+        first.execute("INSERT INTO t VALUES (1)")
+        async with await Connection.connect(any_database.conninfo, replication=True) as exporter:
+            creating = asyncio.create_task(
+                create_slot(exporter, f"{any_database.name}_s", snapshot="export", temporary=True)
+            )
+            await asyncio.to_thread(until_a_slot_waits_for, any_database, first)
+            second.execute("INSERT INTO t VALUES (2)")
+            first.rollback()
+            await asyncio.to_thread(until_a_slot_waits_for, any_database, second)
+            third.execute("INSERT INTO t VALUES (3)")
+            second.rollback()
+            exported = (await creating).snapshot_name
+            assert exported is not None
+            async with await Connection.connect(any_database.conninfo) as connection:
+                seen = await snapshots.settle(connection, exported)
+                assert not await snapshots.lacks(connection, seen)
+                await snapshots.begin_under(connection, exported)
+                assert await connection.query("SELECT FROM public.t") == []
+                assert await connection.query(
+                    "SELECT pg_visible_in_snapshot($1::text::xid8, $2::text::pg_snapshot)",
+                    [xid_of(third), seen],
+                ) == [("f",)]
+
+
+def xid_of(session: psycopg.Connection[Any]) -> str:
+    """Return the session's transaction, which it has begun."""
+    (row,) = session.execute("SELECT pg_current_xact_id()::text")
+    return str(row[0])
 
 
 def test_rows_of_a_commit_that_waits_are_copied_once(replica: Replica) -> None:
