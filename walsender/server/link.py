@@ -2,7 +2,7 @@
 
 The client authenticates at the upstream server; its messages are passed on as they are.  SCRAM with channel binding is not
 offered, since the two sides see different certificates.  TLS to the upstream server follows sslmode: none with disable,
-allow and prefer, TLS with require, verify-ca and verify-full.
+allow and prefer, TLS with require, verify-ca and verify-full, with this program's own certificate (sslcert).
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Upstream:
                 sqlstate="22023",
                 hint="Name it in the environment (PGSERVICE), or write out host, port and sslmode.",
             )
-        defaults = {one.keyword.decode(): one.val.decode() for one in pq.Conninfo.get_defaults() if one.val}
+        defaults = {
+            one.keyword.decode(): one.val.decode("utf-8", "surrogateescape")
+            for one in pq.Conninfo.get_defaults()
+            if one.val
+        }
         given = {name: value for name, value in self._parameters.items() if value}
         self._effective: Mapping[str, str] = {**defaults, **given}
         self._socket_directory: str | None = None
@@ -119,6 +123,9 @@ class Upstream:
             return
         crl = self._effective.get("sslcrl"), self._effective.get("sslcrldir")
         context = _tls(mode, root, *(crl if any(crl) else (str(Path.home() / ".postgresql" / "root.crl"), None)))
+        certificate = self._certificate()
+        if certificate is not None:
+            _show(context, *certificate, self._effective.get("sslpassword", ""))
         if self._effective.get("sslnegotiation") == "direct":
             await writer.start_tls(context, server_hostname=name)
             return
@@ -129,6 +136,18 @@ class Upstream:
             # fe-connect.c: bytes before the handshake could come from somebody in the middle.
             raise ConnectionFailure("received unencrypted data after SSL response")
         await writer.start_tls(context, server_hostname=name)
+
+    def shows_certificate(self, connected: asyncio.StreamWriter) -> bool:
+        """Return whether a connection shows the upstream server a certificate of this program's, as libpq's do."""
+        return connected.get_extra_info("ssl_object") is not None and self._certificate() is not None
+
+    def _certificate(self) -> tuple[Path, Path] | None:
+        """Return a certificate's file and its key's; one that is not there is none (fe-secure-openssl.c: initialize_SSL)."""
+        given, home = self._effective, Path.home() / ".postgresql"
+        file = Path(given.get("sslcert") or home / "postgresql.crt")
+        if given.get("sslcertmode") == "disable" or not file.exists():
+            return None
+        return file, Path(given.get("sslkey") or home / "postgresql.key")
 
     def with_database(self, database: str, options: str = "") -> str:
         """Return the connection string of this program's own sessions in another database, with settings in `options`."""
@@ -169,6 +188,26 @@ def _tls(mode: str, root: str, crl: str | None, crl_directory: str | None) -> ss
             context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_CHAIN
     context.set_alpn_protocols(["postgresql"])
     return context
+
+
+def _show(context: ssl.SSLContext, certificate: Path, key: Path, password: str) -> None:
+    """Have connections show a certificate where they are asked for one (initialize_SSL).  Raises ConnectionFailure."""
+    try:
+        mode = key.stat()
+    except OSError as error:
+        raise ConnectionFailure(f'certificate present, but not private key file "{key}"') from error
+    if mode.st_mode & (0o027 if mode.st_uid == 0 else 0o077):
+        raise ConnectionFailure(
+            f'private key file "{key}" has group or world access; file must have permissions u=rw (0600) or less if owned '
+            "by the current user, or permissions u=rw,g=r (0640) or less if owned by root"
+        )
+    try:
+        # With a password, however empty: OpenSSL would ask for it on the terminal.
+        context.load_cert_chain(certificate, key, password)
+    except (OSError, ssl.SSLError) as error:
+        raise ConnectionFailure(
+            f'could not load certificate "{certificate}" with private key file "{key}": {error}'
+        ) from error
 
 
 def without_channel_binding(body: bytes) -> bytes:

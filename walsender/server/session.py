@@ -207,7 +207,10 @@ class Session:
         """
         assert self._up is not None
         login = scram.Login(proven) if proven is not None else None
-        asked = proven is not None or self.service.options.allow_trust or self._client.is_of_this_host
+        shown = self.service.upstream.shows_certificate(self._up)
+        # Who shows this program's certificate is let in as it, and not every user of this host may be.
+        trusted = self._client.is_local or (self._client.is_of_this_host and not shown)
+        asked = proven is not None or self.service.options.allow_trust or trusted
         limit = m.MAX_AUTHENTICATION
         while True:
             kind, body = await m.read_message(upstream)
@@ -228,7 +231,8 @@ class Session:
                 raise PubsubError(
                     f'the upstream server lets the user "{self.user}" in without asking for anything',
                     sqlstate="28000",
-                    detail=f"It knows this program's address only; the client's is {self.client}.",
+                    detail=f"It knows this program's address{' and certificate' if shown else ''} only; "
+                    f"the client's address is {self.client}.",
                     hint="Have its pg_hba.conf ask for a password where this program connects from, or let clients "
                     "authenticate here: auth_file in [walsender].  allow_trust there lets them in nevertheless.",
                 )

@@ -7,7 +7,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,10 @@ import pytest
 from pubsub.errors import ConnectionFailure, PubsubError
 from walsender.server.link import Upstream
 
-VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCRL", "PGSERVICE", "PGSERVICEFILE")
+VARIABLES = (
+    *("PGHOST", "PGHOSTADDR", "PGPORT", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCRL", "PGSERVICE", "PGSERVICEFILE"),
+    *("PGSSLCERT", "PGSSLKEY", "PGSSLCERTMODE"),
+)
 SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
@@ -54,6 +57,8 @@ class Server:
     def __init__(self, certificate: tuple[Path, Path] | None = None, injected: bytes = b"") -> None:
         self.certificate = certificate
         self.injected = injected
+        self.authority: Path | None = None
+        """Whose certificates it wants of its clients."""
         self.first: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,6 +69,9 @@ class Server:
                 writer.write(b"S" + self.injected)
                 context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 context.load_cert_chain(*self.certificate)
+                if self.authority is not None:
+                    context.load_verify_locations(self.authority)
+                    context.verify_mode = ssl.CERT_REQUIRED
                 await writer.start_tls(context)
                 writer.write(b"encrypted")
             else:
@@ -120,6 +128,74 @@ async def test_a_root_certificate_is_looked_at_as_libpq_does(
             reader, writer = await Upstream(f"host=127.0.0.1 port={port}").connect()
             assert await reader.read(9) == b"encrypted"
             writer.close()
+
+
+async def shown(conninfo: str) -> tuple[bool, bytes]:
+    """Return whether a certificate is shown, and what a server says that wants one of its own authority."""
+    upstream = Upstream(conninfo)
+    reader, writer = await upstream.connect()
+    shows = upstream.shows_certificate(writer)
+    try:
+        with suppress(OSError):
+            return shows, await reader.read(9)
+        return shows, b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_the_certificate_of_the_connection_string_is_shown(
+    certificate: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pg_hba.conf may want one of everyone (clientcert=verify-ca); clients could not log in, this program's own sessions could."""
+    server = Server(certificate)
+    server.authority = certificate[0]
+    file, key = certificate
+    async with server.listening() as port:
+        plain = f"host=127.0.0.1 port={port} sslmode=require"
+        given = f"{plain} sslcert={file} sslkey={key}"
+        assert await shown(given) == (True, b"encrypted")
+        # As libpq does it: one that is not there is none, nor one that is not wanted.
+        for conninfo in (plain, f"{plain} sslcert=/nowhere sslkey={key}", f"{given} sslcertmode=disable"):
+            assert await shown(conninfo) == (False, b"")
+        with pytest.raises(ConnectionFailure, match='certificate present, but not private key file "/nowhere"'):
+            await shown(f"{plain} sslcert={file} sslkey=/nowhere")
+        monkeypatch.setenv("PGSSLCERT", str(file))
+        monkeypatch.setenv("PGSSLKEY", str(key))
+        assert await shown(plain) == (True, b"encrypted")
+        monkeypatch.delenv("PGSSLCERT")
+        monkeypatch.delenv("PGSSLKEY")
+        home = tmp_path / ".postgresql"
+        home.mkdir()
+        shutil.copy(file, home / "postgresql.crt")
+        readable = home / "postgresql.key"
+        shutil.copy(key, readable)
+        readable.chmod(0o644)
+        with pytest.raises(ConnectionFailure, match="has group or world access"):
+            await shown(plain)
+        readable.chmod(0o600)
+        assert await shown(plain) == (True, b"encrypted")
+
+
+@pytest.fixture(scope="module")
+def locked(certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate's key, with the password `secret`."""
+    locked = tmp_path_factory.mktemp("locked") / "key.pem"
+    command = ["openssl", "pkey", "-in", str(certificate[1]), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    return locked
+
+
+async def test_a_key_with_a_password_is_not_asked_for_on_a_terminal(
+    certificate: tuple[Path, Path], locked: Path
+) -> None:
+    server = Server(certificate)
+    server.authority = certificate[0]
+    async with server.listening() as port:
+        given = f"host=127.0.0.1 port={port} sslmode=require sslcert={certificate[0]} sslkey={locked}"
+        assert await shown(f"{given} sslpassword=secret") == (True, b"encrypted")
+        for wrong in ("", "sslpassword=wrong"):
+            with pytest.raises(ConnectionFailure, match="could not load certificate"):
+                await shown(f"{given} {wrong}")
 
 
 def revoked(folder: Path) -> tuple[Path, Path, Path, Path]:

@@ -48,6 +48,11 @@ class Upstream:
             writer.close()
 
     port = 0
+    certificate = False
+
+    def shows_certificate(self, connected: asyncio.StreamWriter) -> bool:
+        assert isinstance(connected, asyncio.StreamWriter)
+        return self.certificate
 
 
 class Sessions:
@@ -120,6 +125,22 @@ async def test_clients_of_this_host_are_trusted_and_others_where_that_is_set(
     async with served(Upstream(OK + READY), options, address) as (reader, writer):
         writer.write(hello())
         assert await reader.readexactly(len(OK + READY)) == OK + READY
+
+
+@pytest.mark.parametrize(("address", "is_let_in"), [("127.0.0.1", False), ("::1", False), ("", True)])
+async def test_who_is_let_in_by_this_program_s_certificate(address: str, is_let_in: bool) -> None:
+    """Its key is readable for its own user only, whom the Unix socket is for; loopback addresses are for everyone here."""
+    upstream = Upstream(OK + READY)
+    upstream.certificate = True
+    async with served(upstream, address=address) as (reader, writer):
+        writer.write(hello())
+        if is_let_in:
+            assert await reader.readexactly(len(OK + READY)) == OK + READY
+            return
+        kind, body = await m.read_message(reader)
+        error = m.read_error(body)
+        assert (kind, error.sqlstate) == (b"E", "28000")
+        assert "address and certificate only" in (error.detail or "")
 
 
 async def test_who_was_asked_for_a_password_is_let_in() -> None:
