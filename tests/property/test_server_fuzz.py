@@ -25,7 +25,7 @@ from pubsub.protocol.copyboth import read_client_message
 from pubsub.server import statements
 from pubsub.server.session import _read_bind
 from walsender import repl_gram
-from walsender.server import slot_sql, slot_statements
+from walsender.server import slot_edits, slot_sql, slot_statements
 
 VERIFIER = Verifier.of_password("secret", iterations=1)
 
@@ -157,10 +157,10 @@ def test_sql_about_slots(script: str) -> None:
             views, calls = slot_sql.find(statement)
             for one in (*views, *calls):
                 assert 0 <= one.start < one.end <= len(statement)
-            edits = [slot_sql.view_edit(view, "v") for view in views] + [
-                slot_sql.call_edit(call, "c") for call in calls
+            edits = [slot_edits.view_edit(view, "v") for view in views] + [
+                slot_edits.call_edit(call, "c") for call in calls
             ]
-            slot_sql.edited(statement, edits)
+            slot_edits.edited(statement, edits)
 
 
 @given(sql)

@@ -1,7 +1,7 @@
 """Rows of pg_logical_slot_get_changes and its relatives that are sent as they are decoded, however many they are.
 
 That is possible where a simple query does no more than SELECT columns FROM one call, in any order and under any names:
-nothing of it is left for the upstream server to do.  Any other query gets the rows as a text (slot_sql.call_edit), which is
+nothing of it is left for the upstream server to do.  Any other query gets the rows as a text (slot_edits.call_edit), which is
 bounded.
 
 Follows printtup.c.

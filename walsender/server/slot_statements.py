@@ -29,7 +29,7 @@ from pubsub.reorderbuffer.buffer import Statistics
 from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.lexer import Kind, Token, tokenize
 from walsender.repl_gram import cut_name
-from walsender.server import commands, slot_changes, slot_rows, slot_sql
+from walsender.server import commands, slot_changes, slot_edits, slot_rows, slot_sql
 from walsender.server.slot_sql import Call, View
 from walsender.slots.slot import Slot
 from walsender.slots.wal_limit import safe_wal_size
@@ -104,7 +104,7 @@ async def carry_out(session: Session, text: str) -> bool:
                 asked = await session.query(await asking.with_views(call.arguments_query()))
                 results = await _call(asking, call, _arguments(asked))
                 edits.append(await asking.call_edit(call, results))
-            parts.append(slot_sql.edited(piece, edits))
+            parts.append(slot_edits.edited(piece, edits))
         query = await _put_together(sum(map(len, parts)), lambda: _encoded("".join(parts)) + b"\0")
         await moves.carry_out()
     await session.forward(b"Q", query)
@@ -172,17 +172,17 @@ class _Asking:
 
     async def view_edits(self, views: Sequence[View]) -> list[tuple[int, int, str]]:
         version = self.session.service.feed.server.version
-        literals = {name: slot_sql.literal(rows) for name, rows in (await self.rows(views)).items()}
-        return [slot_sql.view_edit(view, literals[view.name], version) for view in views]
+        literals = {name: slot_edits.literal(rows) for name, rows in (await self.rows(views)).items()}
+        return [slot_edits.view_edit(view, literals[view.name], version) for view in views]
 
     async def with_views(self, text: str) -> str:
         views, _ = await _looked(len(text), lambda: slot_sql.find(text))
-        return slot_sql.edited(text, await self.view_edits(views))
+        return slot_edits.edited(text, await self.view_edits(views))
 
     async def call_edit(self, call: Call, results: list[dict[str, Any]]) -> tuple[int, int, str]:
         size = 2 * self.moves.size + 100 * len(results)
         version = self.session.service.feed.server.version
-        return await _put_together(size, lambda: slot_sql.call_edit(call, slot_sql.literal(results), version))
+        return await _put_together(size, lambda: slot_edits.call_edit(call, slot_edits.literal(results), version))
 
 
 # Prepared statements
@@ -248,7 +248,7 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
                 asked = await session.exchange.ask_bound(query, [], _NO_VALUES)
                 edits.append(await asking.call_edit(call, await _call(asking, call, _arguments(asked))))
             await moves.carry_out()
-        return name + b"\0" + _encoded(slot_sql.edited(text, edits)) + b"\0" + types
+        return name + b"\0" + _encoded(slot_edits.edited(text, edits)) + b"\0" + types
     given = [int.from_bytes(types[at : at + 4], "big") for at in range(2, len(types) - 3, 4)]
     used = await _looked(len(text), lambda: max(_parameters(text), default=0))
     oids = given + [0] * (used - len(given))
@@ -260,10 +260,10 @@ async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) 
                 oids[int(number) - 1] = _OIDS[kind]
     known[name] = _Statement(views, calls, oids)
     ours, version = f"${len(oids) + 1}", session.service.feed.server.version
-    edits = [slot_sql.view_edit(view, f"({ours} -> 'v{number}')", version) for number, view in enumerate(views)]
-    edits += [slot_sql.call_edit(call, f"({ours} -> 'c{number}')", version) for number, call in enumerate(calls)]
+    edits = [slot_edits.view_edit(view, f"({ours} -> 'v{number}')", version) for number, view in enumerate(views)]
+    edits += [slot_edits.call_edit(call, f"({ours} -> 'c{number}')", version) for number, call in enumerate(calls)]
     described = b"".join(oid.to_bytes(4, "big") for oid in [*oids, _JSONB])
-    new = slot_sql.edited(text, edits).encode("utf-8", "surrogateescape")
+    new = slot_edits.edited(text, edits).encode("utf-8", "surrogateescape")
     return name + b"\0" + new + b"\0" + (len(oids) + 1).to_bytes(2, "big") + described
 
 
@@ -341,7 +341,7 @@ def _renumbered(text: str) -> tuple[str, list[int]]:
     used = sorted({int(token.value[1:]) for token in tokens})
     numbers = {one: at for at, one in enumerate(used, 1)}
     edits = [(token.start, token.end, f"${numbers[int(token.value[1:])]}") for token in tokens]
-    return slot_sql.edited(text, edits), used
+    return slot_edits.edited(text, edits), used
 
 
 def _arguments(asked: Sequence[Sequence[str | None]]) -> list[Any]:
@@ -352,7 +352,7 @@ def _arguments(asked: Sequence[Sequence[str | None]]) -> list[Any]:
 
 
 async def _call(asking: _Asking, call: Call, asked: Sequence[Any]) -> list[dict[str, Any]]:
-    """Do what a call asks for, once for each of the statement's rows; return the results (see slot_sql.call_edit).
+    """Do what a call asks for, once for each of the statement's rows; return the results (see slot_edits.call_edit).
 
     `asked`: the arguments of each row.
     """

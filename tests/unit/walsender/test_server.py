@@ -7,7 +7,7 @@ import pytest
 from pubsub.errors import PubsubError
 from pubsub.sql.lexer import tokenize
 from walsender.feed.commits import VisibleSet, fitting
-from walsender.server import slot_sql
+from walsender.server import slot_edits, slot_sql
 from walsender.server.stream import running_xids
 from walsender.server.synchronous import is_named
 
@@ -62,8 +62,8 @@ def test_which_transactions_have_ended(highest: int, locked: list[int], oldest: 
 def test_views_are_found_where_relations_stand(sql: str, views: int) -> None:
     found, calls = slot_sql.find(sql)
     assert (len(found), calls) == (views, [])
-    changed = slot_sql.edited(
-        sql, [slot_sql.view_edit(view, slot_sql.literal([{"slot_name": "it's"}])) for view in found]
+    changed = slot_edits.edited(
+        sql, [slot_edits.view_edit(view, slot_edits.literal([{"slot_name": "it's"}])) for view in found]
     )
     assert changed.count("jsonb_populate_recordset") == views
     if views:
@@ -74,10 +74,10 @@ def test_results_are_told_apart_by_arguments_that_name_columns() -> None:
     """Others are evaluated once: what pg_current_wal_lsn() says a second time must not hide the results."""
     _, (call,) = slot_sql.find("SELECT (pg_replication_slot_advance(slot_name, pg_current_wal_lsn())).end_lsn FROM s")
     assert call.row_key(["a", "0/1"]) == ["a", None]
-    assert "pg_current_wal_lsn" not in slot_sql.call_edit(call, "c")[2]
+    assert "pg_current_wal_lsn" not in slot_edits.call_edit(call, "c")[2]
     _, (call,) = slot_sql.find("SELECT * FROM pg_replication_slot_advance($1, pg_current_wal_lsn())")
     assert call.row_key(["a", "0/1"]) == [None, None]
-    assert "$1" in slot_sql.call_edit(call, "c")[2], "its type is known by its place"
+    assert "$1" in slot_edits.call_edit(call, "c")[2], "its type is known by its place"
 
 
 def test_a_view_within_a_call_goes_with_it() -> None:
