@@ -67,8 +67,8 @@ class Connection:
         self.server_version: Final = pgconn.server_version
         """libpq's number: 180004 is 18.4."""
         self.backend_pid: Final = pgconn.backend_pid
-        self.dbname: Final = pgconn.db.decode()
-        self.user: Final = pgconn.user.decode()
+        self.dbname: Final = pgconn.db.decode("utf-8", "surrogateescape")
+        self.user: Final = pgconn.user.decode("utf-8", "surrogateescape")
         self.host: Final = pgconn.host.decode()
         """A name, an address, or a directory for a Unix-domain socket."""
         self.port: Final = pgconn.port.decode()
@@ -340,7 +340,8 @@ async def _open(parameters: Mapping[str, str]) -> PGconn:
     hosts = await resolve_hosts(parameters)
     reports: list[str] = []
     while True:
-        pgconn = pq.PGconn.connect_start(format_conninfo(with_hosts(parameters, hosts)).encode())
+        conninfo = format_conninfo(with_hosts(parameters, hosts))
+        pgconn = pq.PGconn.connect_start(conninfo.encode("utf-8", "surrogateescape"))
         try:
             silent = await _poll(pgconn)
         except BaseException:

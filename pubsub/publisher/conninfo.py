@@ -44,17 +44,22 @@ class Host:
 def parse_conninfo(conninfo: str) -> dict[str, str]:
     """Parse a connection string or URI with libpq; defaults are not filled in.
 
-    Raises PubsubError (42601) in CREATE SUBSCRIPTION's words.
+    Names of databases and roles are bytes of any encoding: what is no UTF-8 stays as it is (surrogateescape).  Raises
+    PubsubError (42601) in CREATE SUBSCRIPTION's words.
     """
     if "\0" in conninfo:
         raise PubsubError("invalid connection string syntax: it holds a null character", sqlstate="42601")
     try:
-        options = pq.Conninfo.parse(conninfo.encode())
+        options = pq.Conninfo.parse(conninfo.encode("utf-8", "surrogateescape"))
     except psycopg.Error as error:
         # The cause quotes pieces of the string, and may quote half a password.
         text = _without_secrets(str(error).strip(), conninfo)
         raise PubsubError(f"invalid connection string syntax: {text}", sqlstate="42601") from None
-    return {option.keyword.decode(): option.val.decode() for option in options if option.val is not None}
+    return {
+        option.keyword.decode(): option.val.decode("utf-8", "surrogateescape")
+        for option in options
+        if option.val is not None
+    }
 
 
 def format_conninfo(parameters: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -590,6 +591,45 @@ def test_roles_and_databases(served: Publish, ours: str, database: Database) -> 
         pgconn = walsender.pgconn
         result = pgconn.exec_params(b"SELECT $1::int", [b"1"])
         assert result.error_field(pq.DiagnosticField.SQLSTATE) == b"08P01"
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", pytest.param("UTF8", marks=pytest.mark.full)])
+def test_names_in_other_alphabets(served: Publish, database: Database, encoding: str) -> None:
+    """Names are bytes that all databases share: one of another encoding shows others, and JSON with them is refused there."""
+    name, role = f"дé_{database.name}", f"жé_{database.name}"
+    database.execute(f"CREATE DATABASE \"{name}\" ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    database.execute(f'CREATE ROLE "{role}" SUPERUSER LOGIN')
+    with ExitStack() as stack:
+        stack.callback(database.execute, f'DROP ROLE "{role}"')
+        stack.callback(database.execute, f'DROP DATABASE "{name}" WITH (FORCE)')
+        found = []
+        for conninfo in (database.conninfo, served.conninfo()):
+            here = make_conninfo(conninfo, dbname=name, client_encoding="UTF8")
+            with psycopg.connect(here, autocommit=True) as session:
+                session.execute("SELECT pg_create_logical_replication_slot('odd', 'test_decoding')")
+                session.execute("CREATE TABLE IF NOT EXISTS t (a int)")
+                session.execute("INSERT INTO t VALUES (1)")
+                changes = "SELECT data FROM pg_logical_slot_get_changes('odd', NULL, NULL, 'include-xids', '0')"
+                sent = session.execute(changes).fetchall()[-3:]
+                slot = session.execute("SELECT database FROM pg_replication_slots WHERE slot_name = 'odd'").fetchall()
+                with Walsender(make_conninfo(here, user=role, application_name=database.name)) as walsender:
+                    _, ((*_, shown),), _ = walsender.run("IDENTIFY_SYSTEM")
+                    started = walsender.pgconn.exec_(b"START_REPLICATION SLOT odd LOGICAL 0/0")
+                    assert started.status == pq.ExecStatus.COPY_BOTH, started.error_message
+                    streams = f"SELECT usename FROM pg_stat_replication WHERE application_name = '{database.name}'"
+                    user = session.execute(streams).fetchall()
+                found.append((slot, sent, shown, user))
+                dropping = "SELECT pg_drop_replication_slot('odd')"
+                wait_until(partial(_executed, session, dropping), "the slot is dropped")
+        assert found[1] == found[0]
+        assert found[0][0]
+
+
+def _executed(session: psycopg.Connection[Any], statement: str) -> bool:
+    with suppress(psycopg.errors.ObjectInUse):
+        session.execute(statement)
+        return True
+    return False
 
 
 def test_an_exported_snapshot_shows_what_was_committed_before_the_slot(

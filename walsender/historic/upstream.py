@@ -63,6 +63,9 @@ _XACT_STATUS: Final = "SELECT x, pg_xact_status(x::text::xid8) FROM unnest($1::n
 _OPERATORS: Final = """
 SELECT o.oid, o.oprname, o.oprcode::oid FROM pg_operator o WHERE o.oid < 16384
 """
+_DATABASE_NAME: Final = (
+    "SELECT encode(replace(datname::text, chr(92), repeat(chr(92), 2))::bytea, 'hex') FROM pg_database WHERE oid = $1"
+)
 _KEYWORDS: Final = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _FUNCTIONS: Final = (
     "SELECT p.oid, p.proname, p.proargtypes::text FROM pg_proc p WHERE p.oid < 16384 AND p.prolang IN (12, 14)"
@@ -190,11 +193,14 @@ async def inspect(connection: Connection) -> Upstream:
 
 
 async def database_name(connection: Connection, oid: int) -> str:
-    """Return a database's name.  Raises PubsubError (3D000) if there is none."""
-    rows = await connection.query("SELECT datname FROM pg_catalog.pg_database WHERE oid = $1", [oid])
+    """Return a database's name, as a connection string has it.  Raises PubsubError (3D000) if there is none.
+
+    Its bytes are asked for: the server takes them for text of the connection's own database, whose encoding may be another.
+    """
+    rows = await connection.query(_DATABASE_NAME, [oid])
     if not rows:
         raise PubsubError(f"database with OID {oid} does not exist", sqlstate="3D000")
-    return str(rows[0][0])
+    return bytes.fromhex(str(rows[0][0])).decode("utf-8", "surrogateescape")
 
 
 async def check_slot(connection: Connection, name: str) -> None:

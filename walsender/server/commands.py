@@ -86,7 +86,7 @@ async def _identify_system(session: Session) -> None:
         ((lsn,),) = await session.query(_FLUSH_LSN)
     timeline = m.INT8 if feed.server.version >= _VERSION_16 else m.INT4
     columns = [("systemid", m.TEXT), ("timeline", timeline), ("xlogpos", m.TEXT), ("dbname", m.TEXT)]
-    row = [str(feed.server.system_identifier), str(feed.timeline), lsn, session.database]
+    row = [str(feed.server.system_identifier), str(feed.timeline), lsn, session.database_shown]
     session.answer(m.rows(columns, [row], "IDENTIFY_SYSTEM"))
 
 

@@ -23,12 +23,15 @@ async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
     """
     conninfo = service.options.upstream
     async with await Connection.connect(conninfo, application_name="walsender") as connection:
-        ((database, oid),) = await connection.query(
-            "SELECT datname, oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+        ((number,),) = await connection.query(
+            "SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
         )
+        database, oid = connection.dbname, int(str(number))
     slot = service.slots.find(name)
     if slot is not None:
-        if (slot.plugin, slot.database) != (plugin, database):
+        # A database may have had another name before.
+        same = slot.database_oid == oid if slot.database_oid else slot.database == database
+        if slot.plugin != plugin or not same:
             raise NotInPrerequisiteState(
                 f'replication slot "{name}" is there already, for another plugin or database',
                 detail=f'It is for the plugin "{slot.plugin}" and the database "{slot.database}".',
@@ -43,7 +46,7 @@ async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
         restart = await past.restart_for(service.feed, conninfo, start)
         # The server listens already: a client may have made one meanwhile.
         service.slots.check_new(name)
-        service.slots.add(Slot(name, plugin, str(database), restart, start, database_oid=int(str(oid))))
+        service.slots.add(Slot(name, plugin, database, restart, start, database_oid=oid))
         service.decoders.slots_changed()
     finally:
         service.feed.held = None

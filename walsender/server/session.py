@@ -46,6 +46,8 @@ _KINDS: Final = frozenset((b"%c" % one) for one in b"QFXBCDEHPSdcf")
 """The messages that a client may send once its session has begun (postgres.c: SocketBackend)."""
 _SMALL: Final = 10_000 - 4
 """PQ_SMALL_MESSAGE_LIMIT, which counts the length itself: the longest message of any other kind (postgres.c: SocketBackend)."""
+_NAME_BYTES: Final = 63
+"""Of a longer name of a database in a startup message the server takes so many (NAMEDATALEN)."""
 _ROLE: Final = (
     "SELECT rolreplication OR rolsuper, pg_catalog.current_database(), oid,"
     " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
@@ -71,7 +73,10 @@ class Session:
         self.user = client.user
         self.user_oid: int | None = None
         """The role's oid; known of a walsender's session."""
-        self.database = client.database
+        self.database = _cut(client.database)
+        """As the startup message has it: bytes, whose encoding nobody knows."""
+        self.database_shown = client.database
+        """In the client's encoding; known in a walsender's session."""
         self.database_oid = 0
         """Known in a logical walsender's session, and once a slot was made."""
         self.application_name = _in_ascii(client.parameters.get("application_name", ""))
@@ -255,7 +260,7 @@ class Session:
 
     async def _check_role(self) -> None:
         """Take note of what a walsender's session needs.  Raises InsufficientPrivilege (walsender.c: InitWalSender)."""
-        ((may, database, oid, database_oid),) = await self.query(_ROLE)
+        ((may, shown, oid, database_oid),) = await self.query(_ROLE)
         if may != "t":
             raise InsufficientPrivilege(
                 "permission denied to start WAL sender",
@@ -268,7 +273,7 @@ class Session:
                 sqlstate="53300",
             )
         self.is_sender = True
-        self.database = database or self.database
+        self.database_shown = shown or self.database
         self.user_oid = int(oid or 0) or None
         self.database_oid = int(database_oid or 0)
 
@@ -456,6 +461,10 @@ def _logged_in(login: scram.Login, code: int, body: bytes) -> bytes:
         sqlstate="28000",
         hint="With auth_file, the upstream server's pg_hba.conf must say scram-sha-256 or trust for this program's host.",
     )
+
+
+def _cut(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape")[:_NAME_BYTES].decode("utf-8", "surrogateescape")
 
 
 def _in_ascii(text: str) -> str:

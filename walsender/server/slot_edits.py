@@ -63,6 +63,14 @@ def view_edit(view: View, rows: str, version: int = 180000) -> tuple[int, int, s
             " ON CASE WHEN x.value -> 'datoid' = 'null' THEN d.datname = x.value ->> 'database'"
             " ELSE d.oid = (x.value ->> 'datoid')::pg_catalog.oid END)"
         )
+    elif relation == "pg_stat_replication":
+        # What a role may not see of a stream is not among the rows.
+        rows = (
+            "(SELECT pg_catalog.jsonb_agg(x.value || CASE WHEN r.oid IS NULL THEN '{}'::pg_catalog.jsonb"
+            " ELSE pg_catalog.jsonb_build_object('usename', r.rolname) END)"
+            f" FROM pg_catalog.jsonb_array_elements({rows}) x LEFT JOIN pg_catalog.pg_roles r"
+            " ON r.oid = (x.value ->> 'usesysid')::pg_catalog.oid)"
+        )
     source = f"pg_catalog.jsonb_populate_recordset(NULL::pg_catalog.{relation}, {rows})"
     new = f"(SELECT {columns} FROM {source} AS _)" + ("" if view.has_alias else f" AS {view.name}")
     return view.start, view.end, f"SELECT * FROM {new}" if view.is_table_command else new

@@ -510,7 +510,7 @@ async def _stream_rows(session: Session) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for one, stream in streaming:
         row = {"usesysid": one.user_oid, "client_port": one.port, **stream.row()}
-        row["usename"] = _storable(row["usename"])
+        row["usename"] = _storable(row["usename"], one.user_oid)
         if all_of_them != "t":
             seen = _SEEN_BY_ALL | (_SEEN_OF_OWN if str(one.user_oid) in own else set())
             row = {name: value for name, value in row.items() if name in seen}
@@ -522,9 +522,14 @@ def _is_visible(session: Session, slot: Slot) -> bool:
     return not slot.temporary or slot.owner is not None
 
 
-def _storable(text: str) -> str:
-    """Return a name without bytes that are no UTF-8: JSON with one of them is refused, and the view with it."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\ufffd", "?")
+def _storable(name: str, oid: int | None) -> str | None:
+    """Return a name that any database's encoding has: JSON with another one is refused there, and the view with it.
+
+    Where its oid is known the server has the name itself (slot_edits.py: view_edit), and other names are left to it.
+    """
+    if name.isascii():
+        return name
+    return None if oid else "".join(one if one.isascii() else "?" for one in name)
 
 
 def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
@@ -537,7 +542,7 @@ def slot_row(service: Service, slot: Slot) -> dict[str, Any]:
         "plugin": slot.plugin,
         "slot_type": "logical",
         "datoid": slot.database_oid or None,
-        "database": _storable(slot.database),
+        "database": _storable(slot.database, slot.database_oid),
         "temporary": slot.temporary,
         "active": slot.active_pid is not None,
         "active_pid": slot.active_pid,

@@ -95,20 +95,21 @@ async def test_where_no_lsn_fits_it_is_asked_again_at_leisure(monkeypatch: pytes
     assert 0 < paused[0] < paused[-1] == paused[-2]
 
 
-async def test_names_that_are_no_utf_8_break_no_view() -> None:
-    """One client's name would keep everybody from looking: the upstream server takes no lone surrogates."""
+@pytest.mark.parametrize(("oid", "shown"), [(7, (None, None)), (0, ("caf?", "m??"))])
+async def test_names_that_a_database_s_encoding_lacks_break_no_view(oid: int, shown: tuple[str | None, ...]) -> None:
+    """One client's name would keep everybody from looking; by its oid the server has the name itself."""
     feed = SimpleNamespace(received=0, oldest=0)
     service: Any = SimpleNamespace(feed=feed, options=SimpleNamespace(keep_size=None), sessions=[])
-    row = slot_statements.slot_row(service, Slot("s", "pgoutput", "caf\udce9", 1, 1))
-    stream = SimpleNamespace(row=lambda: {"usename": "me\udcff"})
-    service.sessions = [SimpleNamespace(stream=stream, user_oid=1, port=1)]
+    row = slot_statements.slot_row(service, Slot("s", "pgoutput", "caf\udce9", 1, 1, oid))
+    stream = SimpleNamespace(row=lambda: {"usename": "m\u0434\udcff"})
+    service.sessions = [SimpleNamespace(stream=stream, user_oid=oid or None, port=1)]
 
     async def query(_sql: str) -> list[list[str | None]]:
         return [["t", None]]
 
     session: Any = SimpleNamespace(service=service, query=query)
-    (shown,) = await slot_statements._stream_rows(session)
-    assert (row["database"], shown["usename"]) == ("caf?", "me?")
+    (found,) = await slot_statements._stream_rows(session)
+    assert (row["database"], found["usename"]) == shown
 
 
 async def test_a_slot_does_not_restart_beyond_what_was_confirmed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from pubsub.errors import DuplicateObject
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from walsender.server import past_slots
 from walsender.slots.slot import Slot, SlotStore
@@ -16,6 +16,8 @@ from walsender.slots.slot import Slot, SlotStore
 
 class _Connection:
     """A connection to the upstream server's database."""
+
+    dbname = "postgres"
 
     @classmethod
     async def connect(cls, _conninfo: str, **_: object) -> Self:
@@ -26,8 +28,8 @@ class _Connection:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def query(self, _sql: str) -> list[tuple[str, str]]:
-        return [("postgres", "5")]
+    async def query(self, _sql: str) -> list[tuple[str]]:
+        return [("5",)]
 
 
 async def test_a_slot_that_was_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +54,21 @@ async def test_a_slot_that_was_made_meanwhile_stays(tmp_path: Path, monkeypatch:
         await past_slots.make(service, "s", "test_decoding", Lsn(200))
     assert (slots.get("s"), feed.held) == (theirs, None)
     assert [slot.confirmed_flush_lsn for slot in SlotStore(tmp_path, 10)] == [800]
+
+
+@pytest.mark.parametrize(
+    ("oid", "name", "is_there"), [(5, "renamed", True), (6, "postgres", False), (0, "postgres", True)]
+)
+async def test_a_slot_that_is_there_is_known_by_its_database_s_oid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oid: int, name: str, is_there: bool
+) -> None:
+    """Once its database had another name, the command could not be given again."""
+    slots = SlotStore(tmp_path, 10)
+    slots.add(Slot("s", "pgoutput", name, 700, 800, oid))
+    monkeypatch.setattr(past_slots, "Connection", _Connection)
+    service: Any = SimpleNamespace(options=SimpleNamespace(upstream=""), slots=slots)
+    if is_there:
+        await past_slots.make(service, "s", "pgoutput", Lsn(200))
+        return
+    with pytest.raises(NotInPrerequisiteState, match="for another plugin or database"):
+        await past_slots.make(service, "s", "pgoutput", Lsn(200))

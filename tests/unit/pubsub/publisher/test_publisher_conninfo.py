@@ -146,3 +146,10 @@ def test_split_report() -> None:
         "Is the server running on that host and accepting TCP/IP connections? Ask.",
     )
     assert split_report("only this\n") == ("only this", None, None)
+
+
+def test_a_name_of_another_encoding_stays_as_it_is() -> None:
+    """Of a database in LATIN1 the name may be no UTF-8."""
+    parameters = parse_conninfo("postgresql://r%E9@/d%E9")
+    assert (parameters["user"], parameters["dbname"]) == ("r\udce9", "d\udce9")
+    assert parse_conninfo(format_conninfo(parameters)) == parameters
