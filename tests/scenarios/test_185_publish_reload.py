@@ -126,3 +126,22 @@ def test_a_client_is_told_of_settings_that_were_reloaded_meanwhile(tmp_path: Pat
         assert found[1] == found[0]
         assert found[0][0] != before
         server.execute("ALTER SYSTEM RESET ALL")
+
+
+@pytest.mark.full
+def test_wal_sender_timeout_is_reloaded(tmp_path: Path) -> None:
+    """A stream whose client never says anything ends once there is a timeout."""
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedPostgres("18"))
+        server.execute("ALTER SYSTEM SET wal_sender_timeout = 0")
+        server.query("SELECT pg_reload_conf()")
+        publish = Publish(tmp_path / "node", server.conninfo("postgres"))
+        stack.callback(publish.terminate)
+        publish.execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+        silent = pq.PGconn.connect(publish.conninfo(replication="database").encode())
+        stack.callback(silent.finish)
+        assert silent.exec_(b"START_REPLICATION SLOT s LOGICAL 0/0").status == pq.ExecStatus.COPY_BOTH
+        server.execute("ALTER SYSTEM SET wal_sender_timeout = '1s'")
+        server.query("SELECT pg_reload_conf()")
+        active = "SELECT active FROM pg_replication_slots"
+        wait_until(lambda: publish.query(active) == [(False,)], "the silent client is given up")

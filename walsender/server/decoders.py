@@ -114,9 +114,9 @@ class Decoder:
         """End a stream; it tells when that is done."""
         self._channel.send(requests.END, NUMBER.pack(number))
 
-    def change_texts(self, number: int, texts: SessionTexts) -> None:
-        """Have a stream's values written with other settings from now on."""
-        self._channel.send(requests.TEXTS, json.dumps([number, asdict(texts)]).encode())
+    def change_settings(self, number: int, texts: SessionTexts, timeout: float) -> None:
+        """Have a stream go on with other settings: `texts`, and wal_sender_timeout in seconds."""
+        self._channel.send(requests.SETTINGS, json.dumps([number, asdict(texts), timeout]).encode())
 
     def primary_status(self, number: int, lsn: int, oldest: int, following: int) -> None:
         """Answer a stream's client that has asked for the primary's status."""

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from walsender.server.session import Session
 
 _LOADED: Final = "SELECT pg_catalog.pg_conf_load_time()"
-_SESSION: Final = (
-    "SELECT pg_catalog.current_setting('idle_session_timeout'), setting"
-    " FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
-)
+_TIMEOUT: Final = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
+_IDLE: Final = "SELECT pg_catalog.current_setting('idle_session_timeout')"
 _SET_IDLE: Final = "SELECT pg_catalog.set_config('idle_session_timeout', $1, false)"
 # What holds a transaction's lock is running, or is just ending; an xid without one is not that far.
 _RUNNING: Final = (
@@ -123,13 +121,15 @@ class Stream:
         feed = session.service.feed
         asking = _Asking(session)
         # The session's backend has nothing to do while a walsender's would be busy, also until the decoding begins.
-        ((idle, timeout),) = await asking.query(_SESSION)
+        ((idle,),) = await asking.query(_IDLE)
         await asking.query(_SET_IDLE, ["0"])
         await feed.wait_for(min(self._start, feed.received))
         decoder = await session.service.decoders.of(slot)
         if slot.failover:
             await session.service.standby_slots.looked()
-        texts = await upstream.session_texts(asking, session.service.zones, current=True)
+        # Before the settings: what is reloaded between them is seen afterwards.
+        loaded = await asking.query(_LOADED)
+        texts, timeout = settings = await self._settings()
         session.send(_COPY_BOTH)
         client = await _Client.of(session)
         request = {
@@ -141,14 +141,14 @@ class Stream:
             "two_phase_at": slot.two_phase_at or None,
             "client_encoding": session.client_encoding,
             "texts": texts,
-            "timeout": int(str(timeout)) / 1000,
+            "timeout": timeout,
             "failover": slot.failover,
             "received": client.received,
         }
         session.exchange.lent = True
         number = decoder.begin(self, request, client.descriptor)
         beside = [
-            asyncio.create_task(self._follow_settings(decoder, number, texts)),
+            asyncio.create_task(self._follow_settings(decoder, number, settings, loaded)),
             asyncio.create_task(self._answer_status(decoder, number)),
         ]
         try:
@@ -176,22 +176,38 @@ class Stream:
         if end.how == COPY_DONE:
             session.send(m.message(b"c"))
 
-    async def _follow_settings(self, decoder: Decoder, number: int, texts: upstream.SessionTexts) -> None:
-        """Tell the decoding process what texts depend on, when the upstream server's configuration was reloaded."""
-        session = self._session
-        try:
-            loaded = await session.query(_LOADED)
-            while True:
-                await asyncio.sleep(_LOOK)
-                before, loaded = loaded, await session.query(_LOADED)
-                if loaded == before:
-                    continue
-                now = await upstream.session_texts(_Asking(session), session.service.zones, current=True)
-                if now != texts:
-                    texts = now
-                    decoder.change_texts(number, texts)
-        except PubsubError as error:
-            logger.warning("settings that were reloaded are not followed", slot=self._slot.name, reason=error.message)
+    async def _settings(self) -> tuple[upstream.SessionTexts, float]:
+        """Return what texts depend on now, and wal_sender_timeout in seconds."""
+        asking = _Asking(self._session)
+        ((timeout,),) = await asking.query(_TIMEOUT)
+        texts = await upstream.session_texts(asking, self._session.service.zones, current=True)
+        return texts, int(str(timeout)) / 1000
+
+    async def _follow_settings(
+        self, decoder: Decoder, number: int, settings: tuple[upstream.SessionTexts, float], loaded: object
+    ) -> None:
+        """Tell the decoding process when a reload of the upstream server's configuration has changed `settings`.
+
+        `loaded`: when it was loaded before they were asked for.  A question may fail, since somebody can cancel it and the role
+        can have a statement_timeout: it is asked again.
+        """
+        asking = _Asking(self._session)
+        failed = False
+        while True:
+            await asyncio.sleep(_LOOK)
+            try:
+                now = await asking.query(_LOADED)
+                if now != loaded:
+                    before, settings = settings, await self._settings()
+                    if settings != before:
+                        decoder.change_settings(number, *settings)
+                loaded, failed = now, False
+            except PubsubError as error:
+                if not failed:
+                    logger.warning(
+                        "settings that were reloaded are not followed", slot=self._slot.name, reason=error.message
+                    )
+                failed = True
 
     async def _answer_status(self, decoder: Decoder, number: int) -> None:
         """Tell the client, whenever it asks, which transactions have ended by now (ProcessStandbyPSRequestMessage).
@@ -201,18 +217,23 @@ class Stream:
         are: the oldest of these is named, which a client waits for longer.
         """
         session = self._session
-        try:
-            while True:
-                await self._status_wanted.wait()
-                self._status_wanted.clear()
+        failed = False
+        while True:
+            await self._status_wanted.wait()
+            try:
                 ((highest, locked),) = await session.query(_RUNNING)
                 ((lsn,),) = await session.query(_INSERT_LSN)
-                oldest, following = running_xids(int(highest or 0), [int(one) for one in (locked or "").split()])
-                decoder.primary_status(
-                    number, session.service.feed.end_of_record(Lsn.parse(lsn or "")), oldest, following
-                )
-        except PubsubError as error:
-            logger.warning("the primary's status is not told", slot=self._slot.name, reason=error.message)
+            except PubsubError as error:
+                # The client asks once, and waits.
+                if not failed:
+                    logger.warning("the primary's status is not told", slot=self._slot.name, reason=error.message)
+                failed = True
+                await asyncio.sleep(_LOOK)
+                continue
+            failed = False
+            self._status_wanted.clear()
+            oldest, following = running_xids(int(highest or 0), [int(one) for one in (locked or "").split()])
+            decoder.primary_status(number, session.service.feed.end_of_record(Lsn.parse(lsn or "")), oldest, following)
 
     async def _take_back(self, client: _Client, end: StreamEnd) -> None:
         await client.take_back(end.rest, cut=end.how in {CLOSED, CUT})

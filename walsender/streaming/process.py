@@ -167,12 +167,15 @@ class DecodingProcess:
                 stream.subscriber.end(STOPPED)
         elif kind == requests.LIMIT:
             self._set_limit(NUMBER.unpack(contents)[0])
-        elif kind == requests.TEXTS:
-            number, texts = json.loads(contents)
+        elif kind == requests.SETTINGS:
+            number, fields, timeout = json.loads(contents)
+            texts = requests.texts_of(fields)
             stream = self._streams.get(number)
             if stream is not None:
-                stream.request = replace(stream.request, texts=requests.texts_of(texts))
-                stream.stale = True
+                stream.subscriber.timeout = timeout
+                if texts != stream.request.texts:
+                    stream.request = replace(stream.request, texts=texts)
+                    stream.stale = True
         elif kind == requests.PRIMARY_STATUS:
             number, lsn, oldest, following = requests.STATUS.unpack(contents)
             stream = self._streams.get(number)

@@ -6,7 +6,8 @@ To the process      C  Task            once, first
                     E  number (8)      end a stream
                     N  LSN (8)         nothing needs what is older
                     L  LSN (8)         streams of failover slots are sent no WAL from after it; UNLIMITED: they are
-                    X  [number, texts] a stream's values are written with other settings from now on
+                    X  [number, texts, timeout]
+                                       a stream's settings from now on, as in StreamRequest
                     U  status (4 × 8)  the answer to a Q: number, LSN, oldest and next transaction
                     B                  the answer to F: nothing comes any more
 From the process    P  [[number, sent, written, flushed, applied, replied_at, confirmed, restart, counted], …]
@@ -37,7 +38,7 @@ START: Final = b"S"
 END: Final = b"E"
 NEEDED: Final = b"N"
 LIMIT: Final = b"L"
-TEXTS: Final = b"X"
+SETTINGS: Final = b"X"
 BYE: Final = b"B"
 POSITIONS: Final = b"P"
 DONE: Final = b"D"

@@ -82,6 +82,7 @@ class Subscriber:
     ) -> None:
         sock.setblocking(False)
         self.number = number
+        self.timeout = timeout
         self.start = start
         self.sent = start
         """LSN before which everything was sent, or is in the backlog."""
@@ -97,7 +98,6 @@ class Subscriber:
         self._error: PubsubError | None = None
         self._socket = sock
         self._backlog = backlog
-        self._timeout = timeout
         self._on_room = on_room
         self._on_end = on_end
         self._on_status_request = on_status_request
@@ -162,15 +162,15 @@ class Subscriber:
 
     def check(self, now: float) -> None:
         """Ask a silent client for a reply, and end the stream if it stays silent (WalSndCheckTimeOut)."""
-        if not self._timeout or self.ending is not None:
+        if not self.timeout or self.ending is not None:
             return
         silent = now - self._heard
-        if silent < self._timeout / 2:
+        if silent < self.timeout / 2:
             return
         if self._asked_at is None:
             self._asked_at = now
             self._send_keepalive(now, reply=True)
-        elif silent >= self._timeout and now - self._asked_at >= self._timeout / 2:
+        elif silent >= self.timeout and now - self._asked_at >= self.timeout / 2:
             # The process may have been held up, by another stream's plugin or the machine: what came meanwhile counts.
             self._readable()
             if self._asked_at is not None:
