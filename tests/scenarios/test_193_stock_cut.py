@@ -211,3 +211,40 @@ def test_each_program_is_killed_again_and_again(make: Make, seed: int) -> None:
                 lambda moved=moved: pair.subscribed("SELECT count(*) FROM log") != moved, f"seed {seed}: it moves on"
             )
     equal(pair)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [8, 9])
+def test_ours_is_killed_while_two_releases_follow(make: Make, seed: int) -> None:
+    """Two slots of one database, streamed and two-phase: a transaction is killed before and after its PREPARE, too."""
+    first = make("18", "18", "--work-mem", "64kB")
+    r = random.Random(seed)
+    with EmbeddedPostgres("15", settings=SETTINGS) as server:
+        second = first.beside(server)
+        for pair in (first, second):
+            pair.sub(_TABLES)
+        first.run(_TABLES, _ROWS, "CREATE PUBLICATION p FOR TABLE t, log")
+        for pair, name in ((first, "later"), (second, "earlier")):
+            pair.subscribe(name, options="WITH (streaming = on, two_phase)")
+            pair.synced()
+
+        def have() -> int:
+            return sum(int(pair.subscribed("SELECT count(*) FROM log")[0][0]) for pair in (first, second))
+
+        with writing(first):
+            for number in range(8):
+                lines = f"INSERT INTO log (v) SELECT {number} FROM generate_series(1, 500)"
+                first.run(f"BEGIN; {lines}; PREPARE TRANSACTION 'p{number}'")
+                enough = have() + r.choice((0, r.randrange(100), r.randrange(3000)))
+                wait_until(lambda enough=enough: have() >= enough, f"seed {seed}: they follow")
+                first.publish.kill()
+                if r.random() < 0.5:
+                    first.run(f"COMMIT PREPARED 'p{number}'")
+                    first.publish.start()
+                else:
+                    first.publish.start()
+                    first.run(f"{r.choice(('COMMIT', 'ROLLBACK'))} PREPARED 'p{number}'")
+        for pair in (first, second):
+            equal(pair)
+            pair.gives("SELECT count(*) FROM pg_prepared_xacts", 0)
+        second.drop("earlier")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,13 @@ class Pair:
             options = f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'" if encoding else ""
             server.create_database(name, options)
         self.made: list[str] = []
+
+    def beside(self, subscriber: EmbeddedPostgres) -> Pair:
+        """Return the same publisher's database with another subscriber, whose database is made."""
+        subscriber.create_database(self.name)
+        other = copy(self)
+        other.subscriber, other.made = subscriber, []
+        return other
 
     @property
     def conninfo(self) -> str:
