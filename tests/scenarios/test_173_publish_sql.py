@@ -543,6 +543,49 @@ def test_prepared_statements_see_the_slots_of_their_moment(ours: psycopg.Connect
     ).fetchall() == [("s4", ""), ("s5", "")]
 
 
+@pytest.mark.parametrize("prepare", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_function_is_not_called_for_any_number_of_rows(ours: psycopg.Connection[Any], prepare: bool) -> None:
+    """A billion rows would be collected here, whoever asks."""
+    many = "SELECT pg_drop_replication_slot('none_' || n) FROM generate_series(1, {}) n"
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="for 10000 rows at most"):
+        ours.execute(many.format(10_001).encode(), prepare=prepare)
+    with pytest.raises(psycopg.errors.UndefinedObject, match='"none_1" does not exist'):
+        ours.execute(many.format(10_000).encode(), prepare=prepare)
+
+
+def test_a_prepared_statement_that_is_forgotten_carries_nothing_out(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any]
+) -> None:
+    """DEALLOCATE, DISCARD or a simple query took it away at the server; its function was carried out nevertheless."""
+    answers = []
+    for connection in (theirs, ours):
+        pgconn = connection.pgconn
+        connection.execute("SELECT pg_create_logical_replication_slot('kept', 'test_decoding')")
+        found: list[Any] = []
+        drop = b"SELECT pg_drop_replication_slot($1)"
+        for name, forget in ((b"d", b"DEALLOCATE d"), (b"d", b"DISCARD ALL"), (b"", b"SELECT 1")):
+            pgconn.prepare(name, drop)
+            pgconn.exec_(forget)
+            found.append(pgconn.exec_prepared(name, [b"kept"]).error_field(pq.DiagnosticField.SQLSTATE))
+        # In an aborted transaction nothing is bound.
+        pgconn.prepare(b"d", drop)
+        pgconn.exec_(b"BEGIN; SELECT 1/0")
+        found.append(pgconn.exec_prepared(b"d", [b"kept"]).error_field(pq.DiagnosticField.SQLSTATE))
+        pgconn.exec_(b"ROLLBACK")
+        found.append(pgconn.exec_prepared(b"d", [b"nope"]).error_field(pq.DiagnosticField.SQLSTATE))
+        # Another statement has the name now.
+        pgconn.exec_(b"DEALLOCATE d; PREPARE d AS SELECT 5")
+        found.append(pgconn.exec_prepared(b"d", []).get_value(0, 0))
+        pgconn.prepare(b"e", drop)
+        found.append(pgconn.describe_prepared(b"e").nparams)
+        pgconn.exec_(b"DEALLOCATE e; PREPARE e AS SELECT 5")
+        found.append(pgconn.describe_prepared(b"e").nparams)
+        standing = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'kept'"
+        found.append(connection.execute(standing).fetchall())
+        answers.append(found)
+    assert answers[1] == answers[0] == [b"26000"] * 3 + [b"25P02", b"42704", b"5", 1, 0, [(1,)]]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("parameters", [False, True])
 def test_an_argument_that_says_something_else_each_time(

@@ -20,10 +20,12 @@ from struct import Struct
 from typing import Final
 
 from pubsub.backend import messages as m
-from pubsub.errors import PubsubError
+from pubsub.errors import ProgramLimitExceeded, PubsubError
 
 PIECE: Final = 1 << 16
 """Bytes that are passed on at a time."""
+_MOST: Final = 64 << 20
+"""Bytes of an answer's rows that are kept: a question of ours that has a client's words in it may have any answer."""
 _KEPT: Final = 20
 """Queries of a transaction that are kept."""
 _HEAD: Final = Struct(">cI")
@@ -45,7 +47,8 @@ class RefusedError(PubsubError):
     """The server has refused a text of the client's; `body`: its ErrorResponse, with the place of the mistake."""
 
     def __init__(self, body: bytes) -> None:
-        super().__init__(m.read_error(body).message)
+        error = m.read_error(body)
+        super().__init__(error.message, sqlstate=error.sqlstate)
         self.body = body
 
 
@@ -58,6 +61,8 @@ class _Question:
     hidden: int = 0
     """How many parameters of the statement, the last ones, the client does not know."""
     skipped: bool = field(default=False)
+    size: int = 0
+    """Bytes of the answer's rows."""
 
 
 class Exchange:
@@ -168,15 +173,26 @@ class Exchange:
             except Failed:
                 failed = True
             except PubsubError:
-                assert question.collected is not None
-                body = next(body for kind, body in question.collected if kind == b"E")
-                if in_batch:
-                    raise RefusedError(body) from None
-                await self.idle()
-                raise RefusedError(body) from None
+                if not in_batch:
+                    await self.idle()
+                raise RefusedError(_first(question, b"E")) from None
         if failed:
             raise Failed
         return description
+
+    async def parameters_of(self, statement: bytes) -> list[int]:
+        """Return the types of a prepared statement's parameters, within the batch that the client has begun.
+
+        Raises RefusedError if there is none of this name; Failed as `ask_bound`.
+        """
+        question = self._expect(b"D", ours=True)
+        self._writer.write(m.message(b"D", b"S" + statement + b"\0") + m.message(b"H"))
+        try:
+            await self._answer(question)
+        except PubsubError:
+            raise RefusedError(_first(question, b"E")) from None
+        description = _first(question, b"t")
+        return [int.from_bytes(description[at : at + 4], "big") for at in range(2, len(description), 4)]
 
     async def fail(self) -> None:
         """Make the batch, or the transaction, fail at the server, too: the client has got an error of ours."""
@@ -242,6 +258,8 @@ class Exchange:
         failure = next((body for kind, body in question.collected if kind == b"E"), None)
         if failure is not None:
             raise m.read_error(failure)
+        if question.size > _MOST:
+            raise ProgramLimitExceeded(f"the arguments of a function over slots can have {_MOST >> 20} MB at most here")
         if question.skipped:
             raise Failed
         columns = b""
@@ -262,6 +280,12 @@ class Exchange:
                 kind, length = await m.read_head(self._reader)
                 question = self._questions[0] if self._questions else None
                 ours = question.collected if question is not None else None
+                if question is not None and ours is not None and kind == b"D":
+                    question.size += length
+                    if question.size > _MOST:
+                        ours.clear()
+                        await m.skip(self._reader, length)
+                        continue
                 if length > PIECE and ours is None and kind[0] in _IN_PIECES:
                     self._client.write(_HEAD.pack(kind, length + 4))
                     await _copy(self._reader, self._client, length)
@@ -330,6 +354,11 @@ class Exchange:
         question.skipped = skipped
         if question.done is not None:
             question.done.set()
+
+
+def _first(question: _Question, wanted: bytes) -> bytes:
+    """Return the body of the answer's first message of a kind."""
+    return next(body for kind, body in question.collected or () if kind == wanted)
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, length: int) -> None:

@@ -75,6 +75,8 @@ FUNCTIONS: Final[Mapping[str, Signature]] = {
 }
 _MOST: Final = 30
 """Views and calls in one query: each is looked at by itself, and takes the text of what it shows."""
+MOST_ROWS: Final = 10_000
+"""Rows for which a query can call a function: their arguments are collected."""
 _MENTIONS: Final = re.compile(
     "|".join(sorted({"pg_get_replication_slots", *VIEWS, *FUNCTIONS}, reverse=True)), re.IGNORECASE
 )
@@ -182,8 +184,9 @@ class Call:
         return [value if by_row else None for value, by_row in zip(arguments, self.by_row, strict=True)]
 
     def arguments_query(self) -> str:
-        """Return a query for the arguments of each call that the statement makes, as JSON arrays."""
-        return f"SELECT {self._array(self.arguments)} {self.rows or ''}"
+        """Return a query for the arguments of each call that the statement makes, as JSON arrays; of MOST_ROWS and one more."""
+        asked = f"SELECT {self._array(self.arguments)} {self.rows or ''}"
+        return f"SELECT * FROM ({asked}) _ LIMIT {MOST_ROWS + 1}"
 
 
 def mentions(text: str) -> bool:

@@ -21,6 +21,7 @@ from pubsub.errors import (
     FeatureNotSupported,
     InsufficientPrivilege,
     NotInPrerequisiteState,
+    ProgramLimitExceeded,
     ProtocolViolation,
     PubsubError,
 )
@@ -30,6 +31,7 @@ from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.lexer import Kind, Token, tokenize
 from walsender.repl_gram import cut_name
 from walsender.server import commands, slot_changes, slot_edits, slot_rows, slot_sql
+from walsender.server.exchange import RefusedError
 from walsender.server.slot_sql import Call, View
 from walsender.slots.slot import Slot
 from walsender.slots.wal_limit import safe_wal_size
@@ -53,6 +55,8 @@ _MAY_SEE: Final = (
 _SEEN_BY_ALL: Final = {"pid", "usesysid", "usename", "application_name"}
 _SEEN_OF_OWN: Final = {"client_addr", "client_port", "backend_start"}
 _JSONB: Final = 3802
+_NO_STATEMENT: Final = "26000"
+"""undefined_pstatement."""
 _NO_TYPES: Final = bytes(2)
 _NO_VALUES: Final = bytes(4)
 _QUICK: Final = 1 << 10
@@ -213,17 +217,39 @@ async def take(session: Session, kind: bytes, body: bytes) -> None:
     hidden = 0
     if kind == b"P":
         body = await _parse(session, known, body)
-    elif kind == b"B":
-        statement = known.get(body.split(b"\0", 2)[1]) if body.count(b"\0") >= 2 else None
-        if statement is not None:
-            with session.working():
-                body = await _bind(session, statement, body)
-    elif body[:1] == b"S":
-        name = body[1:].partition(b"\0")[0]
-        hidden = int(name in known)
+    elif (name := _statement_of(kind, body)) is not None and name in known:
         if kind == b"C":
-            known.pop(name, None)
+            del known[name]
+        else:
+            with session.working():
+                if await _is_there(session, known, name):
+                    hidden = 1
+                    body = await _bind(session, known[name], body) if kind == b"B" else body
     await session.exchange.pass_on(kind, body, hidden=hidden)
+
+
+def _statement_of(kind: bytes, body: bytes) -> bytes | None:
+    """Return the name of the prepared statement that a Bind, Describe or Close is about; None for a portal's."""
+    if kind == b"B":
+        return body.split(b"\0", 2)[1] if body.count(b"\0") >= 2 else None
+    return body[1:].partition(b"\0")[0] if body[:1] == b"S" else None
+
+
+async def _is_there(session: Session, known: dict[bytes, _Statement], name: bytes) -> bool:
+    """Return whether the server's statement of this name is the one that was noted; forget it if not.
+
+    DEALLOCATE, DISCARD and a simple query take statements away, and PREPARE makes others.  Raises RefusedError, Failed.
+    """
+    try:
+        types = await session.exchange.parameters_of(name)
+    except RefusedError as error:
+        if error.sqlstate == _NO_STATEMENT:
+            del known[name]
+        raise
+    if len(types) == len(known[name].types) + 1 and types[-1] == _JSONB:
+        return True
+    del known[name]
+    return False
 
 
 async def _parse(session: Session, known: dict[bytes, _Statement], body: bytes) -> bytes:
@@ -345,6 +371,9 @@ def _renumbered(text: str) -> tuple[str, list[int]]:
 
 
 def _arguments(asked: Sequence[Sequence[str | None]]) -> list[Any]:
+    """Return the arguments of each row's call.  Raises ProgramLimitExceeded."""
+    if len(asked) > slot_sql.MOST_ROWS:
+        raise ProgramLimitExceeded(f"a query can call a function over slots for {slot_sql.MOST_ROWS} rows at most here")
     return [json.loads(row[0] or "null") for row in asked]
 
 

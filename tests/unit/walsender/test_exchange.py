@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from pubsub.backend import messages as m
+from pubsub.errors import ProgramLimitExceeded
+from walsender.server import exchange as exchanges
 from walsender.server.exchange import Exchange
 
 
@@ -38,3 +40,28 @@ async def test_what_is_asked_after_the_server_s_end_is_not_waited_for() -> None:
             with pytest.raises(m.Closed):
                 await waiting
         writer.close()
+
+
+async def test_an_answer_to_a_question_in_a_client_s_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of pg_logical_slot_get_changes for each row of a query: they were collected here, of any length."""
+    monkeypatch.setattr(exchanges, "_MOST", 100)
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for count in (9, 1):
+            await m.read_message(reader)
+            writer.write(m.rows([("a", m.TEXT)], [["x" * 40]] * count, f"SELECT {count}") + m.ready(b"I"))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        exchange = Exchange(reader, writer, writer)
+        running = asyncio.create_task(exchange.run())
+        async with asyncio.timeout(300):
+            with pytest.raises(ProgramLimitExceeded):
+                await exchange.ask("SELECT a")
+            assert (await exchange.ask("SELECT a"))[1] == [["x" * 40]]
+            writer.close()
+            await running
