@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -15,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pubsub.backend import messages as m
 from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish
 from tests.support.replica import PATIENCE, wait_until
 
@@ -167,15 +169,21 @@ def _memory(publish: Publish) -> int:
     return sum(one.memory_info().rss for one in (server, *server.children(recursive=True)))
 
 
+def _stream(conninfo: str, slot: str, **more: str) -> socket.socket:
+    """Begin a stream; nothing of it is read."""
+    connection = _connected(conninfo, replication="database", **more)
+    connection.sendall(m.message(b"Q", f"START_REPLICATION SLOT {slot} LOGICAL 0/0\0".encode()))
+    assert _message(connection)[0] == b"W"
+    return connection
+
+
 def test_a_flood_of_status_messages_is_bounded_and_loses_nothing(
     served: Publish, database: Database, slot: str
 ) -> None:
     """LSNs of the future do not count, replies that nobody reads are not written without end, and others are served."""
     database.execute("CREATE TABLE t (id int); INSERT INTO t VALUES (0)")
     with ExitStack() as stack:
-        flood = stack.enter_context(_connected(served.conninfo(dbname=database.name), replication="database"))
-        flood.sendall(m.message(b"Q", f"START_REPLICATION SLOT {slot} LOGICAL 0/0\0".encode()))
-        assert _message(flood)[0] == b"W"
+        flood = stack.enter_context(_stream(served.conninfo(dbname=database.name), slot))
         _inserted(flood)  # by a process that has its catalogs by now
         before = _memory(served)
         future = (1 << 63) - 1
@@ -197,6 +205,60 @@ def test_a_flood_of_status_messages_is_bounded_and_loses_nothing(
     get = f"SELECT data FROM pg_logical_slot_get_changes('{slot}', NULL, NULL) WHERE data ~ 'INSERT'"
     found = [*rows, *(data.encode() for (data,) in served.query(get, dbname=database.name))]
     assert found == [b"table public.t: INSERT: id[integer]:%d" % number for number in (1, 2)]
+
+
+_PATIENT: Final = {"options": "-c wal_sender_timeout=0"}
+
+
+@pytest.mark.full
+def test_a_client_that_reads_nothing_is_given_up(tmp_path: Path) -> None:
+    """After wal_sender_timeout, its connection full, as by PostgreSQL; other streams go on, and nothing is lost."""
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedPostgres("18"))
+
+        def set_timeout(value: str) -> None:
+            server.execute(f"ALTER SYSTEM SET wal_sender_timeout = '{value}'")
+            server.query("SELECT pg_reload_conf()")
+
+        set_timeout("0")
+        server.execute("CREATE TABLE t (id int, v text)")
+        publish = Publish(tmp_path / "node", server.conninfo("postgres"))
+        stack.callback(publish.terminate)
+        both = server.conninfo("postgres"), publish.conninfo()
+        for conninfo in both:
+            with psycopg.connect(conninfo, autocommit=True) as session:
+                for slot in ("silent", "other"):
+                    session.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [slot])
+        silent = [stack.enter_context(_stream(conninfo, "silent")) for conninfo in both]
+        reading = [stack.enter_context(_stream(conninfo, "other", **_PATIENT)) for conninfo in both]
+
+        def insert(first: int, last: int) -> None:
+            """Insert rows of 100 kB, which come to those that read."""
+            server.execute(f"INSERT INTO t SELECT n, repeat('x', 100000) FROM generate_series({first}, {last}) n")
+            for one in reading:
+                assert [_number(_inserted(one)) for _ in range(first, last + 1)] == list(range(first, last + 1))
+
+        def active() -> list[list[tuple[bool]]]:
+            query = "SELECT active FROM pg_replication_slots WHERE slot_name = 'silent'"
+            return [server.query(query), publish.query(query)]
+
+        insert(0, 0)
+        before = _memory(publish)
+        insert(1, 800)
+        assert _memory(publish) - before < 40 << 20
+        assert active() == [[(True,)]] * 2
+        set_timeout("1s")
+        wait_until(lambda: active() == [[(False,)]] * 2, "they are given up")
+        insert(801, 801)
+        for conninfo, one in zip(both, silent, strict=True):
+            while kind := _message(one)[0]:
+                assert kind == b"d", "it is told nothing behind what it was sent"
+            again = stack.enter_context(_stream(conninfo, "silent", **_PATIENT))
+            assert [_number(_inserted(again)) for _ in range(802)] == list(range(802))
+
+
+def _number(row: bytes) -> int:
+    return int(row.split(b"id[integer]:")[1].split()[0])
 
 
 def _lsn(text: str) -> int:
