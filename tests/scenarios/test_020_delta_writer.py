@@ -160,6 +160,7 @@ def made(spark: Spark, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     return make
 
 
+@pytest.mark.parametrize("made", ["directly", pytest.param("by Spark", marks=pytest.mark.full)], indirect=True)
 def test_the_life_of_a_table(made: Any) -> None:
     """Each batch is one commit, by the cheapest statement that does it."""
     r = made(read_by_spark=True)

@@ -117,6 +117,7 @@ def test_a_stream(replica: Replica, session: SparkSession, tmp_path: Path) -> No
     assert rows(session.read.format("delta").load(target)) == rows(history(session, replica))
 
 
+@pytest.mark.full
 def test_the_page(replica: Replica, session: SparkSession, tmp_path: Path) -> None:
     """The examples of docs/spark-source.md, but for the pipeline's; only names and directories are replaced."""
     replica.execute(
