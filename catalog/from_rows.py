@@ -34,6 +34,7 @@ from catalog.states import RelState
 from pubsub.errors import DataCorrupted
 from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.identifiers import decode_path, encode_path
 from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 
 Row = Mapping[Any, Any]
@@ -78,6 +79,18 @@ def subscription(row: Row) -> Subscription:
     return Subscription(**values | {"options": options, "publications": tuple(row["publications"])})
 
 
+def stored_path(path: str, source: str | None) -> str:
+    """Return what the catalog has as the path of a table, or of the rows of one source of it: each has one owner."""
+    return path if source is None else f"{path}\n{encode_path(source)}"
+
+
+def divided_path(stored: str) -> tuple[str, str | None]:
+    """Return the path and the source, as `stored_path` got them."""
+    path, newline, source = stored.rpartition("\n")
+    # A line may end in the warehouse's name, which others follow.
+    return (path, decode_path(source)) if newline and "/" not in source else (stored, None)
+
+
 def relation(row: Row) -> SubscriptionRel:
     """Build a table of a subscription from its row and that of its incident (every column None if it has none)."""
     return SubscriptionRel(
@@ -89,7 +102,7 @@ def relation(row: Row) -> SubscriptionRel:
         lsn=row["lsn"],
         copy_generation=row["copy_generation"],
         sync_slot=row["sync_slot"],
-        path=row["path"],
+        path=divided_path(row["path"])[0],
         error=row["error"],
         error_hint=row["error_hint"],
         definition=row["definition"],

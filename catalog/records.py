@@ -16,6 +16,7 @@ from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.layouts import Deletes, Mode, Truncate
 from pubsub.sql.options import SubscriptionOptions
+from pubsub.sql.source import Source
 
 WorkerType = Literal["apply", "table synchronization", "sequence synchronization", "parallel apply"]
 
@@ -231,6 +232,12 @@ class SubscriptionRel:
     def truncate(self) -> Truncate | None:
         """What a TRUNCATE does to its Delta table; None if that is not decided yet."""
         return None if self.definition is None else json.loads(self.definition).get("truncate", "follow")
+
+    @property
+    def source(self) -> Source | None:
+        """Whose rows of the Delta table are its own; None: all, or that is not decided yet."""
+        found = None if self.definition is None else json.loads(self.definition).get("source")
+        return None if found is None else Source(*found)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

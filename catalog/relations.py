@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -231,6 +232,12 @@ async def _remember_generation(connection: AsyncConnection, subid: int, relid: i
         await connection.execute(update(_S).where(_S.c.oid == subid, known < copied).values(left_generation=copied))
 
 
+def _source_of(definition: str | None) -> str | None:
+    """Return the source whose rows of its Delta table a table has; None: all of them."""
+    found = json.loads(definition or "{}").get("source")
+    return None if found is None else str(found[1])
+
+
 async def relids(connection: AsyncConnection, subid: int) -> set[int]:
     """Return the oids of the subscription's tables, within the caller's transaction."""
     return set((await connection.execute(select(_T.c.relid).where(_T.c.subid == subid))).scalars())
@@ -241,25 +248,31 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
     if not relations:
         return
     owners = await connection.execute(
-        select(_T.c.path, _T.c.subid, _T.c.relid, schema.subscription.c.name).join(
-            schema.subscription, schema.subscription.c.oid == _T.c.subid
-        )
+        select(_T.c.path, schema.subscription.c.name).join(schema.subscription, schema.subscription.c.oid == _T.c.subid)
     )
-    taken = {row.path: row.name for row in owners}
+    taken: dict[str, dict[str | None, str]] = {}
+    for row in owners:
+        path, source = from_rows.divided_path(row.path)
+        taken.setdefault(path, {})[source] = row.name
     left = (await connection.execute(select(_S.c.left_generation).where(_S.c.oid == subid))).scalar_one_or_none()
     joined = 0 if left is None else left + 1
     known = await relids(connection, subid)
     for new in relations:
         if new.relid in known:
             raise DuplicateObject(f'relation "{new.schema}.{new.name}" is already part of the subscription')
-        if new.path in taken:
+        # Subscriptions with sources of their own share a Delta table.
+        others, source = taken.setdefault(new.path, {}), _source_of(new.definition)
+        owner = (
+            others.get(source) or others.get(None) or (next(iter(others.values()), None) if source is None else None)
+        )
+        if owner is not None:
             raise DuplicateObject(
-                f'the Delta table for relation "{new.schema}.{new.name}" belongs to subscription "{taken[new.path]}"',
+                f'the Delta table for relation "{new.schema}.{new.name}" belongs to subscription "{owner}"',
                 detail=f"Both would write {new.path}.",
                 hint="Give the subscription a folder of its own: WITH (target = '…').",
             )
         known.add(new.relid)
-        taken[new.path] = "(this one)"
+        others[source] = "(this one)"
     await connection.execute(
         insert(_T),
         [
@@ -273,7 +286,7 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
                 # One that is to be copied gets its generation from begin_copy.
                 "copy_generation": 0 if new.state is RelState.INIT else joined,
                 "joined_generation": 0 if new.state is RelState.INIT else joined,
-                "path": new.path,
+                "path": from_rows.stored_path(new.path, _source_of(new.definition)),
                 "definition": new.definition,
                 "estimated_rows": new.estimated_rows,
             }

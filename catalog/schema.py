@@ -151,7 +151,7 @@ relation: Final = Table(
     Column("estimated_rows", BigInteger),
     # The number of REFRESH's unanswered requests to compare the table's columns with the publisher's; NULL: none.
     Column("look_again", BigInteger),
-    # A Delta table has one owner, whatever the subscription.
+    # A Delta table has one owner, whatever the subscription, or one for each source (from_rows.stored_path).
     UniqueConstraint("path", name="pubsub_rel_path"),
 )
 

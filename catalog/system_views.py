@@ -80,6 +80,7 @@ def _subscription(state: State) -> Iterator[Row]:
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
             o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
             o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.rename, o.register,
+            o.source, None if o.source is None else o.source_column,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
@@ -96,7 +97,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             ", ".join(rel.left_out), ", ".join(rel.masked),
             ", ".join(f"{quote_identifier(one)} {quote_identifier(other)}" for one, other in rel.renamed),
             rel.deletes, ", ".join(name for _, name in rel.metadata),
-            rel.truncate,
+            rel.truncate, None if rel.source is None else rel.source.value,
             None if registration.name is None else str(TableName(*registration.name)),
             registration.error, registration.error_hint,
         )  # fmt: skip
@@ -234,7 +235,7 @@ VIEWS: Final = {
                 DOUBLE batch_age
                 LSN stop_lsn
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
-                TEXT truncate metadata columns exclude mask rename register
+                TEXT truncate metadata columns exclude mask rename register source source_column
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""
@@ -253,7 +254,7 @@ VIEWS: Final = {
                 BIGINT estimated_rows
                 BOOL stopped
                 LSN error_lsn
-                TEXT foreign_commit mode left_out masked renamed deletes metadata truncate registered
+                TEXT foreign_commit mode left_out masked renamed deletes metadata truncate source registered
                 TEXT register_error register_error_hint"""
             ),
             _subscription_rel,

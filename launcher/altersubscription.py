@@ -36,6 +36,7 @@ from pubsub.sql.options import (
     SubscriptionOptions,
     TwoPhaseState,
     refuse_new_tables_in_two_phase,
+    refuse_unfit_source,
     refuse_unfollowed_choice,
 )
 from pubsub.sql.typechoices import TypeChoices
@@ -438,6 +439,7 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         await refuse_one_name(session.catalog, options.layouts, subscription.oid)
     refuse_new_tables_in_two_phase(merged)
     refuse_unfollowed_choice(merged)
+    refuse_unfit_source(merged)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:

@@ -8,7 +8,8 @@
 
 A table that rests costs nothing: it is neither opened nor listed, except once when the daemon starts, by a look at the
 names in its log, since the last daemon may have been killed before it visited the table.  Only tables in state r are
-touched: the files of a copy's finished chunks are named by no version yet, and may be older than any retention.
+touched: the files of a copy's finished chunks are named by no version yet, and may be older than any retention.  Of a table
+of several sources, one of which is being copied, files are merged, but none is deleted.
 
 Each task works on one table at a time, and pauses after each piece of work three times as long as that took: VACUUM may
 take long, and small files must not wait for it.  A failure is logged, and the table left alone for a while.
@@ -90,6 +91,8 @@ class _Table:
     storage: TableStorage | None = None
     vain: bool = False
     """Whether the last OPTIMIZE found nothing to do."""
+    copying: bool = False
+    """Whether one of its sources is being copied, of whose files no version knows yet: none is deleted meanwhile."""
 
 
 class Housekeeper:
@@ -103,6 +106,7 @@ class Housekeeper:
         self._tables: dict[str, _Table] = {}
         self._seen = -1
         self._started = time.time()
+        self._node_id = ""
         self._wanted = retention_properties(settings.deleted_file_retention, settings.log_retention)
         self._reading = asyncio.Lock()
         self.nap = NAP
@@ -134,12 +138,19 @@ class Housekeeper:
         first = self._seen < 0
         storage = {(one.subid, one.relid): one for one in state.storage}
         # Without a definition a table has joined without a copy, and its Delta table is still to be made.
-        ready = {one.path: one for one in state.relations if one.state is RelState.READY and one.definition is not None}
+        ready: dict[str, SubscriptionRel] = {}
+        for one in state.relations:
+            if one.state is RelState.READY and one.definition is not None:
+                ready.setdefault(one.path, one)
+        copied = {one.path for one in state.relations if one.state is not RelState.READY}
         ready |= _tables_of_sequences(state)
+        self._node_id = state.node.node_id
         for path in self._tables.keys() - ready.keys():
             del self._tables[path]
         for path, relation in ready.items():
             known = self._tables.get(path)
+            if known is not None:
+                known.copying = path in copied
             if known is not None and known.relation.copy_generation == relation.copy_generation:
                 known.relation = relation
                 continue
@@ -148,6 +159,7 @@ class Housekeeper:
                 held = None
             staged = self._writers.staged[path]
             table = self._tables[path] = _Table(relation, staged, staged, staged, staged, time.time(), storage=held)
+            table.copying = path in copied
             if not first or held is None or await self._was_written(held, path):
                 # Its copy has ended, or this daemon knows nothing of it, or it was written since it was visited.
                 table.visit_at = table.look_at = time.time()
@@ -277,14 +289,16 @@ class Housekeeper:
         found = self._log(table)
         if table.upkeep is None or table.log is not found:
             table.log = found
-            table.upkeep = Upkeep(found, self._engine.transactions, self._started)
+            table.upkeep = Upkeep(found, self._engine.transactions, self._started, self._node_id)
             if await self._engine.run_without_spark(follow_settings, found, self._wanted):
                 logger.info("a table's retention was set as the settings say", relation=relation.qualified_name)
         now = time.time()
         resting = table.changed_at + _REST <= now
-        visit = await self._engine.run(_visited, table.upkeep, opens == 0, resting)
+        visit = await self._engine.run(_visited, table.upkeep, opens == 0 and not table.copying, resting)
         now = time.time()
         due = visit.due
+        if due is not None and table.copying:
+            due = max(due, now + _MEASURE)
         if due is not None and due < now + opens:
             due = now + opens
         vacuumed = datetime.now(UTC) if visit.vacuumed else table.storage.last_vacuum if table.storage else None

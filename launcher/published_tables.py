@@ -11,9 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from catalog.records import NewRelation
+from catalog.records import NewRelation, State
 from catalog.states import RelState
-from catalog.store import Catalog
 from launcher.client_session import Session
 from launcher.registered_names import refuse_one_name
 from pubsub.errors import (
@@ -34,6 +33,7 @@ from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
 from pubsub.sql.layouts import Layout, Layouts, not_published
+from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
@@ -171,18 +171,23 @@ async def plan(
         deletes = layouts.deletes_of(definition.schema, definition.name)
         metadata = layouts.metadata_of(definition.schema, definition.name)
         truncate = layouts.truncate_of(definition.schema, definition.name)
-        planned = target_table(definition, table.attnames, path, choices, choice, mode, deletes, metadata, truncate)
+        planned = target_table(
+            definition, table.attnames, path, choices, choice, mode, deletes, metadata, truncate, layouts.source
+        )
+        _refuse_unfit_source(planned, copy_data)
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     if copy_data:
         await _refuse_unreadable(connection, plans)
     for one in plans:
         refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
-    await _refuse_owned(session.catalog, plans, leaving, subid)
+    state = await session.catalog.state()
+    node_id = state.node.node_id
+    _refuse_owned(state, plans, leaving, subid, layouts.source)
     joining = [(one.definition.schema, one.definition.name) for one in plans]
     await refuse_one_name(session.catalog, layouts, subid, joining, leaving)
     plans = [
-        replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables))
+        replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables, node_id, subid))
         for one in plans
     ]
     for one in plans:
@@ -259,17 +264,42 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
             )
 
 
-async def _refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str], subid: int | None) -> None:
+def _refuse_unfit_source(target: TargetTable, copy_data: bool) -> None:
+    """Refuse what a table of several sources cannot do: start with rows that nobody has read, and lie where only Spark reaches it."""
+    from pubsub.delta.places import is_reached
+
+    if target.source is None:
+        return
+    if not copy_data:
+        raise FeatureNotSupported(
+            f'the option source needs a copy of table "{target.relation}"',
+            detail="Which rows of the Delta table are the source's is known from its copy on.",
+            hint="Use copy_data = true.",
+        )
+    if not is_reached(target.path):
+        raise FeatureNotSupported(
+            f'the Delta table of "{target.relation}" cannot have several sources where only Spark reaches it',
+            detail=f'It would lie at "{target.path}".',
+        )
+
+
+def _refuse_owned(
+    state: State, plans: Collection[Plan], leaving: Collection[str], subid: int | None, source: Source | None
+) -> None:
     """Refuse paths in the warehouse that another table has, or that differ from such a path only in case.
+
+    Subscriptions with a `source` share a path, each with another one.
 
     Some file systems treat such names as the same, and so do engines that read tables by name.
     """
-    state = await catalog.state()
     names = {s.oid: s.name for s in state.subscriptions}
+    values = {s.oid: s.options.source for s in state.subscriptions}
+    shared = set() if source is None else {oid for oid, value in values.items() if value not in (None, source.value)}
+    owners_of_source = {names[oid] for oid, value in values.items() if source is not None and value == source.value}
     taken = {
         r.path.casefold(): (r.path, r.qualified_name, names.get(r.subid, ""))
         for r in state.relations
-        if r.path not in leaving
+        if r.path not in leaving and r.subid not in shared
     }
     own = {r.path: r for r in state.relations if r.subid == subid}
     for one in plans:
@@ -284,6 +314,12 @@ async def _refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Coll
                 f'the Delta table for relation "{relation}" is that of relation "{other_relation}"',
                 detail=f"That table had this name before; it lies at {path}.",
                 hint="Give the new table another name on the publisher.",
+            )
+        if other_path == path and owner in owners_of_source:
+            raise DuplicateObject(
+                f'the source of the Delta table for relation "{relation}" belongs to subscription "{owner}"',
+                detail=f"Both would write its rows at {path}.",
+                hint="Give the subscription a source of its own.",
             )
         if other_path == path:
             raise DuplicateObject(
@@ -396,9 +432,14 @@ def _read(one: Plan) -> Sequence[str]:
     return one.definition.names(one.published.attnames)
 
 
-def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
-    """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy."""
-    from pubsub.delta import past
+def refuse_taken(
+    target: TargetTable, copy_data: bool, create_tables: bool, node_id: str = "", subid: int | None = None
+) -> bool:
+    """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy.
+
+    `node_id`, `subid`: whose a source of it may be.
+    """
+    from pubsub.delta import past, sources
     from pubsub.delta import table as delta
 
     if not delta.exists(target.path):
@@ -409,8 +450,15 @@ def refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> b
                 hint="Create it, or use WITH (create_tables = true).",
             )
         return False
+    properties = delta.properties(target.path)
+    past.refuse_to_replace(target, properties)
+    sources.refuse_unfit(target, properties)
+    if target.source is not None:
+        sources.refuse_unfit_types(target)
+        if not sources.refuse_owned(target, properties, node_id, subid):
+            sources.refuse_rows(target)
+        return True
     delta.check_columns(target)
-    past.refuse_to_replace(target, delta.properties(target.path))
     if copy_data and delta.row_count(target.path) > 0:
         raise NotInPrerequisiteState(
             f'the Delta table for "{target.relation}" holds rows already',

@@ -237,7 +237,8 @@ class _Repair:
         relation, table, cut = self._relation, destination.table, Cut()
 
         def read() -> Folded:
-            target = DeltaVersion(relation.path, int(delta.opened(relation.path).version()), relation.qualified_name)
+            version = int(delta.opened(relation.path).version())
+            target = DeltaVersion(relation.path, version, relation.qualified_name, relation.source)
             with copy_out.session(self._subscription.conninfo, _NAME, cut) as session, cut.watching(session):
                 session.execute(SESSION.encode())
                 snapshots.begin_session_under(session, self._point.snapshot)

@@ -25,6 +25,8 @@ OPTIONS: Final = {
     "wal_receiver_timeout": "For this subscription in place of the setting; -1: the setting's.",
     "create_tables": "Whether Delta tables are made. Without it a missing one is refused.",
     "target": "The folder in the warehouse; by default the name of the publisher's database.",
+    "source": "Whose rows they are, in Delta tables that other subscriptions write, too ([many sources](../many-sources.md)).",
+    "source_column": "That column.",
     "types": "For which types or columns another Delta type is wanted ([types](../types.md#a-choice-for-a-column)).",
     "on_table_error": "`isolate`: an error stops its table alone, and the others go on. `stop`: the subscription.",
     "schema_changes": "`refuse`: an ALTER TABLE stops as in PostgreSQL. `follow`: the Delta table is altered.",

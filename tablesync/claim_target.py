@@ -10,9 +10,11 @@ from typing import Final
 from apply.schema_changes import attributes
 from apply.schema_changes.table_definition import definition_json
 from catalog.records import Subscription, SubscriptionRel
-from pubsub.delta import past
+from pubsub.delta import past, sources
 from pubsub.delta import table as delta
+from pubsub.delta.alter import join
 from pubsub.delta.housekeeping.retention import retention_properties
+from pubsub.delta.log.transactions import commit_retrying
 from pubsub.delta.places import is_reached
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import TargetTable
@@ -43,6 +45,7 @@ async def claim_target(
     A new table has these `properties`, lies as the subscription says of `relation`, and keeps removed files and its log as
     `housekeeping` says.  A table that somebody else made becomes ours by its properties, so that a later copy may replace what
     this one brings; it also leaves checkpoints to housekeeping, unless it says itself how often Delta is to write one.
+    One of several sources is joined instead (`_join`).
     Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable; Conflict
     if the table was altered at this moment.
     """
@@ -54,11 +57,15 @@ async def claim_target(
     checkpoints: dict[str, str] = {}
     if housekeeping.enabled and is_reached(target.path):
         checkpoints[delta.CHECKPOINT_INTERVAL] = str(_CHECKPOINT_INTERVAL)
+    if target.source is not None:
+        await _join(target, subscription, node_id, engine, checkpoints, housekeeping, start_spark, identity, relation)
+        return
     if await asyncio.to_thread(delta.exists, target.path):
         have = await asyncio.to_thread(delta.properties, target.path)
         # The publisher may differ: a RESYNC may have changed it.
         ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
         past.refuse_to_replace(target, have)
+        sources.refuse_unfit(target, have)
         if ours:
             await _as_closed(target, have, engine)
             return  # the copy's commit adds missing columns
@@ -77,12 +84,7 @@ async def claim_target(
 
         await engine.run_without_spark(engine.transactions.change_properties, target.path, claim)
         return
-    elif not subscription.options.create_tables:
-        raise UndefinedTable(
-            f'Delta table for "{target.relation}" does not exist',
-            detail=f'It should lie at "{target.path}".',
-            hint="Create it, or use WITH (create_tables = true).",
-        )
+    _require_creation(target, subscription)
     kept = (
         dict(properties or {})
         | checkpoints
@@ -95,6 +97,67 @@ async def claim_target(
     if layout or not await engine.run_without_spark(delta.create_empty, engine.transactions, target, known):
         await start_spark()
         await engine.run(delta.create, target, known)
+
+
+def _require_creation(target: TargetTable, subscription: Subscription) -> None:
+    if not subscription.options.create_tables:
+        raise UndefinedTable(
+            f'Delta table for "{target.relation}" does not exist',
+            detail=f'It should lie at "{target.path}".',
+            hint="Create it, or use WITH (create_tables = true).",
+        )
+
+
+async def _join(
+    target: TargetTable,
+    subscription: Subscription,
+    node_id: str,
+    engine: Engine,
+    checkpoints: Mapping[str, str],
+    housekeeping: HousekeepingSettings,
+    start_spark: Callable[[], Awaitable[None]],
+    identity: Mapping[str, str],
+    relation: SubscriptionRel | None,
+) -> None:
+    """Make a Delta table of several sources, or give one that is there the columns that it lacks; make the source this
+    subscription's.
+
+    Raises NotInPrerequisiteState if it does not fit, or has rows of the source that are not ours; DuplicateObject if another
+    node has the source.
+    """
+    source = target.source
+    assert source is not None
+    if not await asyncio.to_thread(delta.exists, target.path):
+        _require_creation(target, subscription)
+        layout = subscription.options.layouts.of(relation.schema, relation.name) if relation is not None else Layout()
+        kept = retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
+        known = {**layout.properties, "pubsub.node": node_id, **checkpoints, **kept}
+        if layout or not await engine.run_without_spark(delta.create_empty, engine.transactions, target, known):
+            await start_spark()
+            await engine.run(delta.create, target, known)
+    have = await asyncio.to_thread(delta.properties, target.path)
+    sources.refuse_unfit(target, have)
+    if not sources.refuse_owned(target, have, node_id, subscription.oid):
+        await asyncio.to_thread(sources.refuse_rows, target)
+    await engine.run_without_spark(join, engine.transactions, target)
+
+    def claim(before: Mapping[str, str]) -> dict[str, str]:
+        # At this moment another node may have the source.
+        sources.refuse_owned(target, before, node_id, subscription.oid)
+        kept = {name: value for name, value in before.items() if name != attributes.property_of(target)}
+        return {
+            **kept,
+            sources.owner_property(source): sources.owner(node_id, subscription.oid, identity["pubsub.publisher"]),
+        }
+
+    def commit() -> None:
+        # Others may join at this moment, too.
+        commit_retrying(
+            f'take source "{source.value}" of the Delta table of "{target.relation}"',
+            lambda: engine.transactions.change_properties(target.path, claim),
+        )
+
+    await engine.run_without_spark(commit)
 
 
 def _mask_key(target: TargetTable) -> dict[str, str]:

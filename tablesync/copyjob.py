@@ -28,6 +28,7 @@ from pubsub.delta.alter import for_copy
 from pubsub.delta.files import constraints, data_files, partitions
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Transactions, UnknownOutcome
+from pubsub.delta.sources import part_of
 from pubsub.delta.table import (
     Commit,
     TargetTable,
@@ -97,10 +98,10 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
 
     They can if the table's rows can be changed without Spark, since the window then changes rows of kept chunks.
     Removes the files of the `earlier` copy's attempts, whose application id is `earlier_copy`, if it was never
-    committed.  Raises FeatureNotSupported for a table with soft deletes that only Spark can write.
+    committed.  Raises FeatureNotSupported for a table with soft deletes, or of several sources, that only Spark can write.
     """
     log = arrow_writer.writable_log(table.path)
-    if log is None or not arrow_writer.accepts(log, table, rewrites=True):
+    if log is None or not arrow_writer.accepts(log, table, rewrites=bool(table.key)):
         refuse_statement(table)
     if log is None:
         return 0, False
@@ -274,7 +275,7 @@ def _copy_directly(
                 copy_chunks.require_whole(log, chunk[1])
             # The last one is followed at once by the copy's own commit.
             if keeps and len(finished) + 1 < len(parts):
-                copy_chunks.commit(log, record.app_id, name, *chunk, plan.until)
+                copy_chunks.commit(log, record.app_id, name, *chunk, plan.until, part=part_of(table))
             finished[chunk[0]] = chunk[1]
             faults.point(f"{len(finished)} chunks of {table.relation}")
 

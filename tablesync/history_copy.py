@@ -36,7 +36,9 @@ def own_values(table: TargetTable, lsn: Lsn) -> Mapping[str, str | int]:
 
     The table is no history.
     """
-    return {**metadata_columns.copied(table.metadata, lsn), **(versions.copied(lsn) if table.versions else {})}
+    scd2 = versions.copied(lsn) if table.versions else {}
+    source = {} if table.source is None else {table.source.column: table.source.value}
+    return {**metadata_columns.copied(table.metadata, lsn), **scd2, **source}
 
 
 def prepare(log: TableLog | None, table: TargetTable, lsn: Lsn) -> None:

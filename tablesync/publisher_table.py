@@ -139,7 +139,16 @@ class PublisherTable:
             metadata = layouts.metadata_of(definition.schema, definition.name)
             truncate = layouts.truncate_of(definition.schema, definition.name)
             target = target_table(
-                definition, found.attnames, relation.path, choices, choice, mode, deletes, metadata, truncate
+                definition,
+                found.attnames,
+                relation.path,
+                choices,
+                choice,
+                mode,
+                deletes,
+                metadata,
+                truncate,
+                layouts.source,
             )
             target = with_mask_key(target, stored(relation.definition))
             return Seen(found, definition, target, choice)

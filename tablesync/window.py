@@ -55,7 +55,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.choose_writer import AnyStaged
-from pubsub.protocol.arrow_arrays import nulls
+from pubsub.protocol.arrow_arrays import nulls, repeated
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.key_condition import equality_operators, is_one_of
@@ -183,8 +183,10 @@ def rows_under(
 
 
 def with_columns(rows: pa.Table, table: TargetTable) -> pa.Table:
-    """Return the rows with all of the table's columns; those that the publisher lacks are NULL."""
+    """Return the rows with all of the table's columns; those that the publisher lacks are NULL, or say whose rows they are."""
     for field in table.schema:
-        if field.name not in rows.column_names:
+        if table.source is not None and field.name == table.source.column:
+            rows = rows.append_column(field, repeated(pa.scalar(table.source.value, field.type), rows.num_rows))
+        elif field.name not in rows.column_names:
             rows = rows.append_column(field, nulls(rows.num_rows, field.type))
     return rows.select(table.schema.names).combine_chunks()

@@ -294,7 +294,7 @@ class SyncWorker:
                 subscription.oid, relation.relid, sync_slot=self._slot, after=last
             )
             self._handover.new_copy(relation.relid)
-            self._writers.forget(relation.path)
+            self._writers.forget(relation.path, shared=self._subscription.options.source is not None)
             await faults.reached(f"datasync {relation.qualified_name}")
             # Be patient: if the monitor can ask the publisher, its report of what creation waits for is more exact.
             with self.figures.waits_for("its replication slot to be created", patience=10):
@@ -398,7 +398,8 @@ class SyncWorker:
     ) -> None:
         await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
-        record = Commit(self._app_id(plan.generation), plan.start, plan.start, until, copied=True)
+        whose = None if target.source is None else target.source.value
+        record = Commit(self._app_id(plan.generation), plan.start, plan.start, until, copied=True, source=whose)
         if await self._copy_in_thread(plan, source, target, record):
             return
         await self._start_spark()

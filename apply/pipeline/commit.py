@@ -19,8 +19,9 @@ from apply.staging.staged_table import StagedTable
 from pubsub.delta import table
 from pubsub.delta.files import constraints
 from pubsub.delta.log.other_commits import ConcurrentCommit
-from pubsub.delta.log.row_count import count_rows, rows_in_log
+from pubsub.delta.log.row_count import count_rows
 from pubsub.delta.log.transactions import ATTEMPTS, Conflict
+from pubsub.delta.sources import own_rows
 from pubsub.delta.spark.engine import Lane
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
@@ -126,5 +127,5 @@ def _sqlstate(error: BaseException) -> str:
 
 async def _rows(staged: AnyStaged) -> int | None:
     if isinstance(staged, DirectStaged):
-        return await asyncio.to_thread(rows_in_log, staged.log)
+        return await asyncio.to_thread(own_rows, staged.log, staged.table)
     return await asyncio.to_thread(count_rows, staged.table.path)

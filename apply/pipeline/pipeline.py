@@ -463,7 +463,7 @@ class Pipeline:
 
     async def _others_wrote(self, found: WrittenByOthers) -> None:
         await self._tables.others_wrote(found.destination, found.commits)
-        self._writers.forget_others(found.destination.table.path, found.commits[-1].version)
+        self._writers.forget_others(found.destination.table.path, found.destination.app_id, found.commits[-1].version)
 
     async def _destinations(self, staged: _StagedBatch) -> Mapping[tuple[str, str], Destination]:
         """Return where the batch goes.  With isolation, a table whose destination cannot be found fails alone."""

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.masks import Masks
 from pubsub.protocol.lsn import Lsn
@@ -31,8 +31,12 @@ from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.mask_rules import MaskRule
 
+if TYPE_CHECKING:
+    from pubsub.delta.table import TargetTable
+
 PROPERTY: Final = "pubsub.attributes"
-"""The Delta table's property that holds the attributes; the commit that alters the columns sets it."""
+"""The Delta table's property that holds the attributes; the commit that alters the columns sets it.  In a table of several sources
+each has one of its own (property_of)."""
 
 # How many known shapes are kept, for messages that are resent after a restart.  A batch with more has hardly anything else.
 _SHAPES_KEPT: Final = 32
@@ -228,10 +232,26 @@ def stored(definition: str | None) -> Attributes | None:
     return read(json.loads(definition or "{}").get("attributes"))
 
 
+def property_of(table: TargetTable) -> str:
+    """Return the name of the Delta table's property that holds the table's attributes."""
+    return PROPERTY if table.source is None else f"{PROPERTY}.{table.source.value}"
+
+
+def _said(properties: Mapping[str, str], app_id: str) -> Attributes | None:
+    """Return the attributes of the copy `app_id` in a Delta table's properties."""
+    quoted = json.dumps(app_id, ensure_ascii=False)
+    for name, text in properties.items():
+        if (name == PROPERTY or name.startswith(f"{PROPERTY}.")) and quoted in text:
+            said = read(text)
+            if said is not None and said.app_id == app_id:
+                return said
+    return None
+
+
 def newer(properties: Mapping[str, str], app_id: str, than: Attributes | None) -> Attributes | None:
     """Return the attributes in a Delta table's properties, if they are of the copy `app_id` and newer than the catalog's, `than`."""
-    said = read(properties.get(PROPERTY))
-    if said is None or said.app_id != app_id or (than is not None and than.since >= said.since):
+    said = _said(properties, app_id)
+    if said is None or (than is not None and than.since >= said.since):
         return None
     return said
 

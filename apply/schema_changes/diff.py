@@ -252,6 +252,8 @@ class _Wanted:
             )
         if after == self._known and alteration is None:
             return None
+        if self._target.source is not None and alteration is not None:
+            self._refuse_what_concerns_others(alteration)
         for field in self._target.schema:
             if renamed.get(field.name, field.name) in key and is_nested(field.type):
                 raise self._copy_again(f'column "{field.name}" joins its key')
@@ -377,6 +379,8 @@ class _Wanted:
         others = {folded_name(name): name for name in {*self._target.schema.names} - {*self._known.names.values()}}
         for name in new:
             other = others.get(folded_name(name))
+            if other is not None and other == name and name in self._target.others:
+                continue  # other sources have it: it is theirs and this one's then
             if other is not None:
                 raise NotInPrerequisiteState(
                     f'table "{self._target.relation}" has a new column "{name}", but its Delta table has a column "{other}" '
@@ -384,6 +388,29 @@ class _Wanted:
                     detail=f'The Delta table lies at "{self._target.path}".',
                     hint=f"Rename or drop that one.  RESYNC TABLE {self._target.relation} leaves the publisher's columns alone.",
                 )
+
+    def _refuse_what_concerns_others(self, alteration: Alteration) -> None:
+        """Refuse what would change the rows of the Delta table's other sources, or have the table copied where a copy does it.
+
+        A copy leaves the columns that others have as they are, and adds those that they lack.
+        """
+        value = "" if self._target.source is None else self._target.source.value
+        where = f'The Delta table at "{self._target.path}" has rows of other sources, too.'
+        if alteration.retype:
+            name = min(alteration.retype)
+            raise NotInPrerequisiteState(
+                f'column "{name}" of table "{self._target.relation}" of source "{value}" has another type now',
+                detail=where,
+                hint="Change it at all sources, and let a new Delta table have their rows: another target.",
+            )
+        if set(alteration.key) != {alteration.rename.get(name, name) for name in self._target.identity}:
+            raise NotInPrerequisiteState(
+                f'other columns identify the rows of table "{self._target.relation}" of source "{value}" now',
+                detail=where,
+                hint="All sources of a Delta table have the same key.",
+            )
+        if alteration.rename or alteration.drop:
+            raise self._copy_again("other sources of its Delta table have the columns that were renamed or taken away")
 
     def _refuse_names_in_past(self, new: Sequence[str], renamed: Mapping[str, str]) -> None:
         """Have the table copied anew if a column gets the name of one that stays, with the values that it had."""

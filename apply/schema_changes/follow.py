@@ -118,7 +118,10 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
 def _as_chosen(target: TargetTable, attributes: Attributes) -> TargetTable:
     masks = attributes.masked
     sent = frozenset(column.name for column in attributes.columns) - masks.absent
-    return replace(target, closed=attributes.goes_by_numbers, masks=masks, sent=sent)
+    others: frozenset[str] = frozenset()
+    if target.source is not None:
+        others = frozenset(target.replicated) - frozenset(attributes.names.values())
+    return replace(target, closed=attributes.goes_by_numbers, masks=masks, sent=sent, others=others)
 
 
 class Publisher:
@@ -339,11 +342,14 @@ class Follower:
         self._read(table, [])
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
-        record = Commit(table.app_id, after.since, after.since, previous=version or None)
         before = table.target
+        source = None if before.source is None else before.source.value
+        record = Commit(table.app_id, after.since, after.since, previous=version or None, source=source)
         await faults.reached(f"alter {before.relation}")
         table.target = await in_thread(
-            partial(alter.alter, self._transactions, before, change, {attrs.PROPERTY: after.as_json()}, record)
+            partial(
+                alter.alter, self._transactions, before, change, {attrs.property_of(before): after.as_json()}, record
+            )
         )
         _know(table, after)
         await faults.reached(f"altered {before.relation}")

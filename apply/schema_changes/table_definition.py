@@ -23,6 +23,7 @@ from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_
 from pubsub.publisher.replica_identities import refused_keys
 from pubsub.sql.layouts import Deletes, Mode, Truncate
 from pubsub.sql.mask_rules import MaskRule
+from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices
 
 #: Types whose text is not the value's alone, but also what the catalog, or a setting, has when it is written: names of objects
@@ -40,16 +41,17 @@ def target_table(
     deletes: Deletes = "hard",
     metadata: Metadata = (),
     truncate: Truncate = "follow",
+    source: Source | None = None,
 ) -> TargetTable:
     """Return the Delta table for `definition`.
 
     `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.  `choice`: those of the
-    published columns that it gets; None: all.
+    published columns that it gets; None: all.  `source`: whose rows they are, in a Delta table of several sources.
 
     Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold, for a name
-    that another column has, or that history, metadata, soft deletes or scd2 need, for a column of the key that is left out, for a
-    mask that does not fit, for metadata, soft deletes or scd2 of a table without a key, and for the latter two of one whose key is
-    of floating-point numbers.
+    that another column has, or that history, metadata, soft deletes, scd2 or the source need, for a column of the key that is left
+    out, for a mask that does not fit, for metadata, soft deletes or scd2 of a table without a key, for the latter two, or a source,
+    of one whose key is of floating-point numbers, and for a source of one without a key whose rows change.
     """
     qualified = f"{definition.schema}.{definition.name}"
     every = definition.published(published)
@@ -92,8 +94,11 @@ def target_table(
     soft, scd2 = deletes == "soft", mode == "scd2"
     if not scd2:
         fields = [field.with_nullable(field.name not in key) for field in fields]
-    own = [*fields_of(metadata), *([soft_deletes.FIELD] if soft else []), *(versions.FIELDS if scd2 else [])]
-    _refuse_names_of_own(own, names, qualified)
+    whose = [] if source is None else [pa.field(source.column, pa.string())]
+    own = [*fields_of(metadata), *([soft_deletes.FIELD] if soft else []), *(versions.FIELDS if scd2 else []), *whose]
+    _refuse_names_of_own(own, names, qualified, source)
+    if source is not None:
+        _refuse_unfit_for_sources(fields, key, definition, qualified)
     if soft:
         _refuse_unfit_key(
             "deletes = soft", "deletes", "a deleted row could be told from others", fields, key, qualified
@@ -118,6 +123,8 @@ def target_table(
         metadata=metadata,
         closed=closed,
         masks=masks,
+        source=source,
+        partitioned_by=() if source is None else (source.column,),
     )
 
 
@@ -141,7 +148,9 @@ def refuse_same_names(named: Sequence[tuple[str, str]], relation: str) -> None:
         )
 
 
-def _refuse_names_of_own(own: Sequence[pa.Field], names: Iterable[str], relation: str) -> None:
+def _refuse_names_of_own(
+    own: Sequence[pa.Field], names: Iterable[str], relation: str, source: Source | None = None
+) -> None:
     folded = {folded_name(name): name for name in names}
     for field in own:
         other = folded.setdefault(folded_name(field.name), field.name)
@@ -150,9 +159,28 @@ def _refuse_names_of_own(own: Sequence[pa.Field], names: Iterable[str], relation
         option = "deletes = soft" if field.name == soft_deletes.DELETED_AT else "metadata"
         if field in versions.FIELDS:
             option = "mode = scd2"
+        if source is not None and field.name == source.column:
+            option = "source"
         raise FeatureNotSupported(
             f'column "{other}" of table "{relation}" has a name that {option} needs',
             hint="Rename it, there or by the option rename, publish the table with a column list, or give the option another name.",
+        )
+
+
+def _refuse_unfit_for_sources(
+    fields: Sequence[pa.Field], key: Sequence[str], definition: TableDefinition, relation: str
+) -> None:
+    """Raise FeatureNotSupported for a table whose rows only a statement of Spark's changes, which knows no partition."""
+    if not key and definition.replica_identity == "f":
+        raise FeatureNotSupported(
+            f'table "{relation}" has no key, by which its rows could be found beside those of other sources',
+            hint="Give it a primary key, or publish it to a subscription without a source.",
+        )
+    if not can_match(pa.schema([field for field in fields if field.name in key])):
+        raise FeatureNotSupported(
+            f'table "{relation}" has a key that only Spark\'s statement finds rows by, which a source cannot use',
+            detail="Its columns are floating-point numbers.",
+            hint="Publish it to a subscription without a source.",
         )
 
 
@@ -258,7 +286,8 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     truncate = {"truncate": table.truncate} if table.truncate != "follow" else {}
     metadata = {"metadata": table.metadata} if table.metadata else {}
     mode = {"mode": "scd2"} if table.versions else {}
-    known = {"columns": columns, "key": list(table.key), **history, **mode, **deletes, **truncate, **metadata}
+    source = {} if table.source is None else {"source": [table.source.column, table.source.value]}
+    known = {"columns": columns, "key": list(table.key), **history, **mode, **deletes, **truncate, **metadata, **source}
     return json.dumps(known | {"attributes": attributes}, ensure_ascii=False)
 
 

@@ -250,7 +250,8 @@ def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -
     names = table.replicated
     extra = [table.schema.field(name) for name in names if name not in sent]
     values = {one.name: _filled(reading, one, changes.count) for one in extra}
-    untouched = {} if table.keeps_past else {one.name: changes.op == ord("U") for one in extra}
+    stay = () if table.keeps_past else extra
+    untouched = {one.name: changes.op == ord("U") for one in stay if one.name not in table.others}
     new = changes.new | values
     old = changes.old
     if not table.key and table.history is None and old:

@@ -1,5 +1,5 @@
-"""Give a batch's changes the columns that a Delta table has for itself: of the change that made a row, when it was deleted, and
-since when a version of it holds (mode = scd2).
+"""Give a batch's changes the columns that a Delta table has for itself: of the change that made a row, when it was deleted, since
+when a version of it holds (mode = scd2), and whose it is.
 
 Where deleted rows stay (pubsub.delta.soft_deletes) a deletion leaves the row as it is and says when it was made, so it is like an
 UPDATE that leaves everything unchanged: what the publisher does not send of a deleted row, the fold takes from the changes before
@@ -22,8 +22,9 @@ from pubsub.delta.metadata_columns import KINDS
 from pubsub.delta.soft_deletes import DELETED_AT
 from pubsub.delta.table import TargetTable
 from pubsub.delta.versions import ENDS, VALID_FROM, VALID_FROM_LSN, VALID_TO, VALID_TO_LSN
-from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
+from pubsub.protocol.arrow_arrays import Indices, Mask, nulls, repeated
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
+from pubsub.sql.source import Source
 
 #: What a row that leaves its key, and stays there as a deleted one, has in the table's own columns, for each change; with mode = scd2
 #: what a version gets that the change ends.
@@ -38,6 +39,7 @@ _OF_TRANSACTION: Final[Mapping[str, Callable[[Transaction], int]]] = {
 
 def with_own(changes: Changes, table: TargetTable, batch: Batch) -> tuple[Changes, Leaving | None]:
     """Return the changes with all of the table's columns, and, if its deleted or ended rows stay, what they have in its own ones."""
+    changes = with_source(changes, table)
     if not table.metadata and table.mark is None:
         return changes, None
     transactions = batch.transactions_of(changes.seq)
@@ -54,6 +56,22 @@ def with_own(changes: Changes, table: TargetTable, batch: Batch) -> tuple[Change
     return with_columns(changes, table, own), leaving
 
 
+def with_source(changes: Changes, table: TargetTable) -> Changes:
+    """Return the changes with the column that says whose rows they are, if the table has several sources."""
+    if table.source is None:
+        return changes
+    whose = {table.source.column: _source(table.source, changes.count)}
+    names = [field.name for field in table.schema if field.name in changes.new or field.name in whose]
+    new = {name: whose.get(name, changes.new.get(name)) for name in names}
+    # Without a key, rows are found by all their values.
+    old = changes.old | whose if changes.old and not table.key else changes.old
+    return dataclasses.replace(changes, new=new, old=old)
+
+
+def _source(source: Source, count: int) -> pa.Array:
+    return repeated(pa.scalar(source.value, pa.string()), count)
+
+
 def own_of_deletions(table: TargetTable, batch: Batch, transactions: Indices) -> Leaving:
     """Return what a table whose deleted, or ended, rows stay has in its own columns of those that these transactions deleted.
 
@@ -65,7 +83,8 @@ def own_of_deletions(table: TargetTable, batch: Batch, transactions: Indices) ->
         name: pa.repeat(pa.scalar("D"), len(transactions)) if kind == "op" else _of(kind, batch, transactions)
         for kind, name in table.metadata
     }
-    return {**of_change, DELETED_AT: _of("commit_time", batch, transactions)}
+    whose = {} if table.source is None else {table.source.column: _source(table.source, len(transactions))}
+    return {**of_change, **whose, DELETED_AT: _of("commit_time", batch, transactions)}
 
 
 def with_columns(changes: Changes, table: TargetTable, own: Mapping[str, pa.Array]) -> Changes:

@@ -37,6 +37,7 @@ from apply.staging.decode import decode, wanted_by
 from apply.staging.destination import Destination, WrittenByOthers, look_for_others
 from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
+from apply.staging.own_columns import with_source
 from apply.staging.staged_table import Parts, StagedTable
 from pubsub.concurrency import in_thread
 from pubsub.delta.writers.choose_writer import TableWriters, discard
@@ -258,7 +259,7 @@ class Ahead:
             name = (relation.namespace, relation.name)
             destination = wanted.destination
             table = destination.table
-            changes = rows.concat_changes(parts)
+            changes = with_source(rows.concat_changes(parts), table)
             parts.clear()
             inserts_only = bool((changes.op == rows.INSERT).all())
             if table.history is not None:

@@ -27,14 +27,16 @@ from pubsub.delta.files import data_files
 from pubsub.delta.files.file_rows import laid_out, live_rows
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, asking_for, clustered_by
-from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
+from pubsub.delta.log.transactions import Action, Conflict, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.past import another_history, goes_on_keeping
 from pubsub.delta.places import is_reached
+from pubsub.delta.sources import other_type, own_files, part_of
 from pubsub.delta.table import (
     DELETES,
     HISTORY,
     METADATA,
     MODE,
+    SOURCE,
     STATISTICS,
     TRUNCATE,
     Commit,
@@ -52,7 +54,9 @@ from pubsub.protocol.column_types import folded_name
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
-_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, TRUNCATE, MODE, METADATA, STATISTICS)
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", HISTORY, DELETES, TRUNCATE, MODE, METADATA, SOURCE, STATISTICS)
+# Those that the first source has given to a table of several: others may write the key's columns in another order.
+_OF_FIRST: Final = ("pubsub.relation", "pubsub.key")
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
@@ -91,24 +95,39 @@ def alter(
     def commit() -> TargetTable:
         log.refresh()
         require_version(log, table.relation, record)
-        if [column["name"] for column in schema.fields(log.metadata)] != table.schema.names:
+        now = _with_others_columns(log, table)
+        if [column["name"] for column in schema.fields(log.metadata)] != now.schema.names:
             raise Overtaken(table.relation, "Its columns were altered.")
-        actions, altered, made = _actions(log, table, change, properties)
+        actions, altered, made = _actions(log, now, change, properties)
         held = log.application_version(record.app_id)
         if held is not None:
             # Repeat the version unchanged, so that the log shows the commit as the subscription's own.
             actions.append(transaction(record.app_id, held))
         paths = data_files.paths(log.table, made)
-        log.commit(actions, Operation.ALTER, user_metadata=record.user_metadata, made=paths)
+        log.commit(actions, Operation.ALTER, user_metadata=record.user_metadata, made=paths, part=part_of(table))
         return altered
 
     return commit_retrying(f'alter the Delta table of "{table.relation}"', commit)
 
 
+def _with_others_columns(log: TableLog, table: TargetTable) -> TargetTable:
+    """Return the table with the columns that other sources have added to its Delta table since it was read."""
+    if table.source is None:
+        return table
+    found, columns = read_schema(table.path), schema.fields(log.metadata)
+    if found.names != [column["name"] for column in columns]:
+        raise Conflict("another source has altered the table")
+    if not set(table.schema.names) <= set(found.names):
+        return table
+    own = {field.name: field for field in table.schema}
+    fields = [own.get(field.name, field) for field in found]
+    return replace(table, schema=pa.schema(fields), mapped=schema.mapping(columns))
+
+
 def rename(transactions: Transactions, table: TargetTable, relation: str) -> TargetTable:
     """Return the table under the publisher's new name; update its property, too, if its log can be written here."""
     renamed = replace(table, relation=relation)
-    if is_reached(table.path):
+    if is_reached(table.path) and table.source is None:  # its other sources keep their name
         log = TableLog(table.path, transactions)
 
         def commit() -> None:
@@ -162,6 +181,8 @@ def _actions(
         masks=replace(
             table.masks, rules={change.rename.get(name, name): rule for name, rule in table.masks.rules.items()}
         ),
+        source=table.source,
+        others=table.others,
     ).identified_by(change.key)
     partitioned_by = tuple(change.rename.get(name, name) for name in log.partition_columns)
     actions = _definition(log, altered, columns, properties, partitioned_by)
@@ -169,13 +190,13 @@ def _actions(
     if change.rewrites:
         now = int(time.time() * 1000)
         try:
-            for file in log.files.values():
+            for file in own_files(log, table):
                 laid = replace(laid_out(log, altered), partitioned_by=partitioned_by)
                 made += data_files.write(laid, _rewritten(log, file, table, altered, change))
         except BaseException:
             data_files.remove(data_files.paths(log.table, made))
             raise
-        actions += [remove_action(file, now) for file in log.files.values()]
+        actions += [remove_action(file, now) for file in own_files(log, table)]
         actions += made
     return actions, altered, made
 
@@ -199,9 +220,10 @@ def _definition(
     if partitioned_by is not None:
         table = replace(table, partitioned_by=tuple(partitioned_by))
     configuration = dict(log.properties)
-    for name in (STATISTICS, DELETES, TRUNCATE, MODE, METADATA):
+    for name in (STATISTICS, DELETES, TRUNCATE, MODE, METADATA, SOURCE):
         configuration.pop(name, None)
-    configuration |= {**described(table), **properties}
+    kept = {name: log.properties[name] for name in _OF_FIRST if table.source is not None and name in log.properties}
+    configuration |= {**described(table), **kept, **properties}
     if table.mapped:
         greatest = max(_greatest(log), *(number for _, number in table.mapped.values()))
         configuration |= {schema.MODE: _mode(log) or "name", schema.MAX_ID: str(greatest)}
@@ -262,6 +284,15 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     """
     have = schema.fields(log.metadata)
     by_name = {column["name"]: column for column in have}
+    if table.source is not None:
+        laid, actions = _for_source(log, table, have)
+        if actions:
+            raise NotInPrerequisiteState(
+                f'the Delta table of "{table.relation}" was altered before it was copied to',
+                detail=f'The Delta table lies at "{table.path}".',
+                hint="The worker starts again.",
+            )
+        return laid, actions
     if goes_on_keeping(table, log.properties):
         return _with_past(log, table, have)
     columns = [schema.field_of(field) for field in table.schema]
@@ -279,6 +310,34 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     # A partition column that the publisher lacks goes with the others.
     table = replace(table, partitioned_by=tuple(name for name in table.partitioned_by if name in table.schema.names))
     return table, _definition(log, table, columns, {}, table.partitioned_by)
+
+
+def join(transactions: Transactions, table: TargetTable) -> None:
+    """Give a Delta table of several sources the columns that it lacks for this one.
+
+    Raises NotInPrerequisiteState for a column that it has with another type, and for a table that only Spark can write.
+    """
+    log = _alterable_log(table, transactions)
+
+    def commit() -> None:
+        log.refresh()
+        _, actions = _for_source(log, table, schema.fields(log.metadata))
+        if actions:
+            log.commit(actions, Operation.ALTER, part=part_of(table))
+
+    commit_retrying(f'add columns to the Delta table of "{table.relation}"', commit)
+
+
+def _for_source(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
+    by_name = {folded_name(column["name"]): column for column in have}
+    added = []
+    for one in table.schema:
+        column, other = schema.field_of(one), by_name.get(folded_name(one.name))
+        if other is None:
+            added.append((one, column))
+        elif (other["name"], other["type"]) != (one.name, column["type"]):
+            raise other_type(table, one.name, f"{other['name']} {_text(other)}", f"{one.name} {_text(column)}")
+    return _with_added(log, table, have, added)
 
 
 def _with_past(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
@@ -299,6 +358,13 @@ def _with_past(log: TableLog, table: TargetTable, have: list[schema.Field]) -> t
                 detail=f"The history has {_text(other)}, new values need {_text(column)}.",
                 hint=another_history(table),
             )
+    return _with_added(log, table, have, added)
+
+
+def _with_added(
+    log: TableLog, table: TargetTable, have: list[schema.Field], added: Sequence[tuple[pa.Field, schema.Field]]
+) -> tuple[TargetTable, list[Action]]:
+    """Return the table with all of its columns and those that are added, and the actions that define it, if it is not so already."""
     if _mode(log) is not None or any(needs_mapping(one.name) for one, _ in added):
         if _mode(log) is None:
             schema.map_columns(have, _greatest(log))
@@ -307,10 +373,13 @@ def _with_past(log: TableLog, table: TargetTable, have: list[schema.Field]) -> t
             greatest = schema.map_new(column, greatest)
     columns = [*have, *(column for _, column in added)]
     ours = {one.name: one for one in table.schema}
-    fields = [ours.get(one.name, one) for one in read_schema(table.path)]
+    there = {column["name"] for column in have}
+    fields = [ours.get(one.name, one) for one in read_schema(table.path) if one.name in there]
     whole = replace(table, schema=pa.schema([*fields, *(one for one, _ in added)]), mapped=schema.mapping(columns))
     laid = laid_out(log, whole)
     described_so = {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(laid)
+    # What a table of several sources is was settled by the first one.
+    described_so |= table.source is not None
     return laid, [] if described_so and not added else _definition(log, laid, columns, {}, laid.partitioned_by)
 
 
@@ -383,8 +452,13 @@ def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[sche
         column["name"] = renamed.get(column["name"], column["name"])
         if column["name"] in change.retype:
             column["type"] = schema.field_of(pa.field("c", change.retype[column["name"]]))["type"]
+    there = {folded_name(column["name"]): column for column in columns} if table.source is not None else {}
     for one, _ in change.add:
         column = schema.field_of(one)
+        if (other := there.get(folded_name(one.name))) is not None:
+            if (other["name"], other["type"]) != (one.name, column["type"]):
+                raise other_type(table, one.name, f"{other['name']} {_text(other)}", f"{one.name} {_text(column)}")
+            continue  # another source has it already
         if mapped:
             greatest = schema.map_new(column, greatest)
         columns.append(column)
@@ -419,5 +493,7 @@ def _rewritten(
         rows = rows.drop_columns(list(change.drop)) if change.drop else rows
         rows = rows.rename_columns([change.rename.get(name, name) for name in rows.column_names])
         for one, value in change.add:
+            if one.name in rows.column_names:  # another source has it already
+                rows = rows.drop_columns([one.name])
             rows = rows.append_column(one.name, _added(table, rows, value))
         yield rows.select(altered.schema.names).cast(altered.schema)

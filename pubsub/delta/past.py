@@ -34,8 +34,8 @@ def another_history(table: TargetTable) -> str:
 
 
 def with_kept_columns(table: TargetTable) -> TargetTable:
-    """Return a table that is about to be copied with the columns that stay since it keeps the past."""
-    if not table.keeps_past or not goes_on_keeping(table, properties(table.path)):
+    """Return a table that is about to be copied with the columns that stay, since it keeps the past or has other sources."""
+    if table.source is None and not (table.keeps_past and goes_on_keeping(table, properties(table.path))):
         return table
     held = read_schema(table.path)
     added = [field for field in table.schema if field.name not in held.names]

@@ -33,6 +33,7 @@ from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.sql.identifiers import quote_for_spark as quote
+from pubsub.sql.source import Source
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -50,6 +51,8 @@ MODE: Final = "pubsub.mode"
 """The property of a table that keeps every version of its rows: "scd2"."""
 METADATA: Final = "pubsub.metadata"
 """The property of a table with metadata columns: their kinds and names, as JSON."""
+SOURCE: Final = "pubsub.source"
+"""The property of a table whose rows are those of several sources: the column that says whose they are (sources)."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
@@ -88,6 +91,10 @@ class TargetTable:
     only where they are read."""
     masks: Masks = NO_MASKS
     """The columns that do not have the publisher's values (the option mask); known as `closed` is."""
+    source: Source | None = None
+    """The rows of the Delta table that are this table's, by whose column it is partitioned; None: all are (sources)."""
+    others: frozenset[str] = frozenset()
+    """The columns that only other sources have, NULL in this one's rows; known as `closed` is."""
     sent: frozenset[str] = frozenset()
     """The columns whose values the publisher sends; known as `closed` is, and empty for a table that joined without a copy."""
 
@@ -130,9 +137,10 @@ class TargetTable:
 
     @property
     def replicated(self) -> list[str]:
-        """The columns that are not this project's own (change_rows, metadata_columns, soft_deletes, versions)."""
+        """The columns that are not this project's own (change_rows, metadata_columns, soft_deletes, versions, sources)."""
         own = self._own if self.history is None else change_rows.NAMES
-        return [name for name in self.schema.names if name not in own]
+        source = None if self.source is None else self.source.column
+        return [name for name in self.schema.names if name not in own and name != source]
 
     @property
     def _own(self) -> tuple[str, ...]:
@@ -168,6 +176,7 @@ class Commit:
     `until`: below this LSN the table matches no state of the publisher, as it was copied under several snapshots
     (tablesync.window).  `previous`: the table's version under `app_id` for which the commit was staged (None: it has
     none); at any other version the commit is refused (Overtaken).  `copied`: the commit replaces all rows by a copy.
+    `source`: whose rows it changes, in a table of several sources.
     """
 
     app_id: str
@@ -176,13 +185,15 @@ class Commit:
     until: Lsn | None = None
     previous: Lsn | None = None
     copied: bool = False
+    source: str | None = None
 
     @property
     def user_metadata(self) -> str:
         """The commit's userMetadata (pubsub.node.snapshot reads it)."""
         until = {} if self.until is None else {"until": str(self.until)}
         copied = {"copied": True} if self.copied else {}
-        return json.dumps({"first": str(self.first), "last": str(self.last), **until, **copied})
+        source = {} if self.source is None else {"source": self.source}
+        return json.dumps({"first": str(self.first), "last": str(self.last), **until, **copied, **source})
 
 
 def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
@@ -327,6 +338,8 @@ def query(path: str, statement: str) -> pa.RecordBatchReader:
 def create_empty(transactions: Transactions, table: TargetTable, identity: Mapping[str, str]) -> bool:
     """Create the Delta table of `table` without a Spark job if there is none; return False if that takes a statement.
 
+    One of several sources may have been made by another since, whom the caller joins.
+
     `identity`: the properties pubsub.node, pubsub.subscription and pubsub.publisher, and others that it shall have.
     Raises NotInPrerequisiteState if an existing table lacks a column or has another type for it, SerializationFailure.
     """
@@ -336,11 +349,17 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
     def commit() -> None:
         # After a conflict another has made it just now; or Delta still knew a table that was there before, and has forgotten it.
         if exists(table.path):
-            check_columns(table)
+            if table.source is None:
+                check_columns(table)
             return
         columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
         table_log.create(
-            transactions, table.path, columns, delta_schema.features(table.schema), _settings(table, identity)
+            transactions,
+            table.path,
+            columns,
+            delta_schema.features(table.schema),
+            _settings(table, identity),
+            table.partitioned_by,
         )
 
     commit_retrying(f'create the Delta table of "{table.relation}"', commit)
@@ -350,7 +369,8 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
 def create(spark: SparkSession, table: TargetTable, identity: Mapping[str, str]) -> None:
     """Create the table as `create_empty` does, but by Spark's statement, and so partitioned or clustered as `table` says."""
     if exists(table.path):
-        check_columns(table)
+        if table.source is None:
+            check_columns(table)
         return
     from delta.tables import DeltaTable
 
@@ -383,7 +403,8 @@ def mode_of(table: TargetTable) -> dict[str, str]:
     metadata = {METADATA: json.dumps(table.metadata, ensure_ascii=False)} if table.metadata else {}
     truncate = {TRUNCATE: table.truncate} if table.truncate != "follow" else {}
     mode = {MODE: "scd2"} if table.versions else {}
-    return metadata | truncate | mode | ({DELETES: "soft"} if table.soft_deletes else {})
+    source = {SOURCE: table.source.column} if table.source is not None else {}
+    return metadata | truncate | mode | source | ({DELETES: "soft"} if table.soft_deletes else {})
 
 
 def mark_of(found: Mapping[str, str]) -> str | None:
@@ -513,6 +534,7 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
         truncate=known.get("truncate", "follow"),
         versions=known.get("mode") == "scd2",
         metadata=_pairs(known.get("metadata", ())),
+        source=Source(*known["source"]) if "source" in known else None,
     )
 
 
@@ -542,6 +564,11 @@ def fits(table: TargetTable) -> bool:
     """Return whether the existing Delta table has all the columns, with their types."""
     have = {field.name: field.type for field in read_schema(table.path)}
     return all(have.get(field.name) == field.type for field in table.schema)
+
+
+def with_names(table: TargetTable, mapped: delta_schema.Mapped) -> TargetTable:
+    """Return the table with the names that the Delta table's columns have in data files."""
+    return replace(table, mapped={name: mapped[name] for name in table.schema.names if name in mapped})
 
 
 def check_columns(table: TargetTable) -> None:

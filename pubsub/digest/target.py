@@ -15,6 +15,7 @@ from pubsub.delta.files import file_rows
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog, log_at
 from pubsub.delta.places import is_reached
+from pubsub.delta.sources import own_files
 from pubsub.delta.table import TargetTable
 from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import Hashes
@@ -23,6 +24,7 @@ from pubsub.errors import FeatureNotSupported
 from pubsub.object_stores import options
 from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.type_contract import VARIANT
+from pubsub.sql.source import Source
 
 #: What one piece holds at most: rows, and bytes as Arrow has them.
 _ROWS: Final = 1 << 16
@@ -38,13 +40,14 @@ class DeltaVersion:
     Raises FileNotFoundError or DataCorrupted if its files or its log are gone, FeatureNotSupported if only Spark reads it.
     """
 
-    def __init__(self, path: str, version: int, relation: str) -> None:
+    def __init__(self, path: str, version: int, relation: str, source: Source | None = None) -> None:
+        """`source`: whose rows they are, in a table of several sources."""
         self.path = path
         self.version = version
         schema, mapped, properties = table.described_at(path, version)
         self.schema: pa.Schema = schema
         self.properties = properties
-        self._table = TargetTable(path, schema, (), relation, mapped)
+        self._table = TargetTable(path, schema, (), relation, mapped, source=source)
         # Of rows that are marked as deleted, or as ended, the publisher has none.
         mark = table.mark_of(properties)
         self._mark = mark if mark in schema.names else None
@@ -52,7 +55,7 @@ class DeltaVersion:
         if is_reached(path):
             log = log_at(path, version)
             self._log = log if log.unsupported() is None else None
-        self._files: list[AddFile] = list(self._log.files.values()) if self._log is not None else []
+        self._files: list[AddFile] = own_files(self._log, self._table) if self._log is not None else []
 
     def pieces(
         self, names: Sequence[str], files: Collection[int] | None = None
@@ -80,7 +83,11 @@ class DeltaVersion:
 
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         opened = DeltaTable(self.path, version=self.version, storage_options=options(self.path))
-        condition = "" if self._mark is None else f' WHERE "{self._mark}" IS NULL'
+        conditions = [] if self._mark is None else [f'"{self._mark}" IS NULL']
+        if (source := self._table.source) is not None:
+            value = source.value.replace("'", "''")
+            conditions.append(f"\"{source.column}\" = '{value}'")
+        condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         try:
             result = QueryBuilder().register("t", opened).execute(f"SELECT {listed} FROM t{condition}")
             reader = pa.RecordBatchReader.from_stream(result)

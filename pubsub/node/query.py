@@ -201,7 +201,10 @@ def _take_resets(tree: exp.Query | exp.Values) -> set[int]:
 
 
 def find_relation(state: State, schema: str, name: str, target: str | None = None) -> SubscriptionRel:
-    """Return the replicated table of that name.  Raises UndefinedTable, and 42P09 if several subscriptions have one."""
+    """Return the replicated table of that name.  Raises UndefinedTable, and 42P09 if several subscriptions have one.
+
+    Of a Delta table of several sources it is that of the first of them.
+    """
     targets = {subscription.oid: subscription.target for subscription in state.subscriptions}
     found = [
         relation
@@ -210,7 +213,7 @@ def find_relation(state: State, schema: str, name: str, target: str | None = Non
     ]
     if not found:
         raise UndefinedTable(f'relation "{schema}.{name}" does not exist')
-    if len(found) > 1:
+    if len({relation.path for relation in found}) > 1:
         known = ", ".join(sorted(f'"{targets[relation.subid]}"' for relation in found))
         raise PubsubError(
             f'table reference "{schema}.{name}" is ambiguous',

@@ -146,14 +146,31 @@ def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, Held
     """
     from pubsub.delta import history
 
-    found = history.commits(relation.path)
+    found, source = history.commits(relation.path), relation.source
     for version, metadata in found.newest_first():
-        held = _held(metadata)
+        held = _held(metadata, None if source is None else source.value)
         if version == found.oldest and held is None and _is_as_it_joined(node_id, relation, version):
             # The table joined without a copy: the rows it held then show the LSN of that moment.
             joined = relation.lsn or INVALID_LSN
             held = Held(joined, joined)
+        elif version == found.oldest and held is None and source is not None:
+            held = _of_idle_source(node_id, relation, version)
         yield version, held
+
+
+def _of_idle_source(node_id: str, relation: SubscriptionRel, version: int) -> Held | None:
+    """Return what a source's rows show at the oldest version, whose commit, and those before it, may be others'; None: nothing."""
+    from deltalake import DeltaTable
+
+    from pubsub.delta.table import application_id
+
+    app_id = application_id(node_id, relation.subid, relation.relid, relation.copy_generation)
+    at = DeltaTable(relation.path, version=version).transaction_version(app_id)
+    if at is None:
+        return None
+    # Up to `relation.lsn` the copy was followed, and until then it was perhaps not whole.
+    shown = max(Lsn(at), relation.lsn or INVALID_LSN)
+    return Held(shown, shown)
 
 
 def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> bool:
@@ -170,13 +187,18 @@ def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> b
     return DeltaTable(relation.path, version=version).transaction_version(app_id) is None
 
 
-def _held(metadata: str | None) -> Held | None:
-    """Parse the metadata of this program's commits (pubsub.delta.table); return None for other programs' metadata."""
+def _held(metadata: str | None, source: str | None = None) -> Held | None:
+    """Parse the metadata of this program's commits (pubsub.delta.table) to a table, or to a source's rows of it.
+
+    Return None for other programs' metadata, and for commits to other sources' rows, whose LSNs are another publisher's.
+    """
     try:
         found = json.loads(metadata or "null")
+        if found.get("source") != source:
+            return None
         first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])
         # A table copied under several snapshots shows nothing before `until`, which completes it (tablesync.window).
         last = max(last, Lsn.parse(found["until"])) if "until" in found else last
         return Held(first, last, bool(found.get("copied")))
-    except (ValueError, TypeError, KeyError, PubsubError):
+    except (ValueError, TypeError, KeyError, AttributeError, PubsubError):
         return None

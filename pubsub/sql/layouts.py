@@ -38,6 +38,7 @@ from pubsub.nearest import nearest
 from pubsub.sql.identifiers import quote_for_spark
 from pubsub.sql.lexer import Kind, Token, tokenize
 from pubsub.sql.mask_rules import MaskRule, rule_of
+from pubsub.sql.source import Source
 
 V = TypeVar("V")
 
@@ -140,6 +141,8 @@ class Layouts:
     """The texts of columns, exclude and mask."""
     naming: str = ""
     """The text of rename."""
+    source: Source | None = None
+    """Whose rows the tables get, beside those of other subscriptions."""
 
     @classmethod
     def parse(
@@ -156,6 +159,7 @@ class Layouts:
         truncate: str = "",
         register: str = "",
         rename: str = "",
+        source: Source | None = None,
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -173,6 +177,7 @@ class Layouts:
             registers_of(register),
             (columns, exclude, mask),
             rename,
+            source,
         )
 
     @property

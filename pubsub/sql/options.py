@@ -30,6 +30,7 @@ from pubsub.sql.layouts import (
     renames_of,
     truncate_of,
 )
+from pubsub.sql.source import DEFAULT_COLUMN, Source, checked_column, checked_source
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -72,8 +73,9 @@ class SubscriptionOptions:
     another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
     `metadata`, `columns`, `exclude`, `mask`, `rename`, `partition_by`, `cluster_by`, `table_properties` and `register` are those
-    that Layouts parses, and `copy_first` names tables as they do.  `stop_lsn` is the last LSN to apply, inclusive; None for no
-    end.  `wal_archive` is a directory of the publisher's WAL segments, or RESTORE_COMMAND; None: there is none.
+    that Layouts parses, and `copy_first` names tables as they do.  `source`: what its rows have in the column `source_column` of
+    Delta tables that other subscriptions write, too; None: its tables are its own.  `stop_lsn` is the last LSN to apply, inclusive;
+    None for no end.  `wal_archive` is a directory of the publisher's WAL segments, or RESTORE_COMMAND; None: there is none.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
     last day.
     """
@@ -100,6 +102,8 @@ class SubscriptionOptions:
     wal_receiver_timeout: float | None = None
     create_tables: bool = True
     target: str | None = None
+    source: str | None = None
+    source_column: str = DEFAULT_COLUMN
     types: str = ""
     on_table_error: OnTableError = "stop"
     schema_changes: SchemaChanges = "follow"
@@ -143,6 +147,7 @@ class SubscriptionOptions:
             self.truncate,
             self.register,
             self.rename,
+            None if self.source is None else Source(self.source_column, self.source),
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -191,8 +196,11 @@ STORED_OPTIONS: Final = (
     "rename",
     "register",
 )
-CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
-#: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
+CREATE_OPTIONS: Final = (
+    *("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", "source", "source_column"),
+    *STORED_OPTIONS,
+)
+#: By the form of ALTER SUBSCRIPTION.  `target`, `source` and its column are decided at CREATE: tables do not move.
 SET_OPTIONS: Final = (*STORED_OPTIONS, "create_tables")
 SET_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
 #: `copy_data` is accepted without effect, as in PostgreSQL: no table is added.
@@ -217,6 +225,9 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
     found = SubscriptionOptions(**given, specified=frozenset(given))
     refuse_new_tables_in_two_phase(found)
     refuse_unfollowed_choice(found)
+    if "source_column" in given and found.source is None:
+        raise PubsubError("source_column requires a source", sqlstate="42601")
+    refuse_unfit_source(found)
     if not found.connect:
         for name in ("enabled", "create_slot", "copy_data"):
             if given.get(name):
@@ -246,6 +257,20 @@ def refuse_unfollowed_choice(options: SubscriptionOptions) -> None:
     for name in ("columns", "exclude", "mask", "rename"):
         if options.schema_changes == "refuse" and getattr(options, name):
             raise _exclusive("schema_changes = refuse", f"{name} = …")
+
+
+def refuse_unfit_source(options: SubscriptionOptions) -> None:
+    """Refuse a source with options that would change the rows of other sources, or name them twice."""
+    if options.source is None:
+        return
+    if options.dropped_columns == "drop":
+        raise _exclusive("source = …", "dropped_columns = drop")
+    for name in ("partition_by", "cluster_by", "register"):
+        if getattr(options, name):
+            raise _exclusive("source = …", f"{name} = …")
+    for mode in options.layouts.modes.values():
+        if mode != "mirror":
+            raise _exclusive("source = …", f"mode = {mode}")
 
 
 def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
@@ -423,6 +448,14 @@ def _target(option: Option) -> str:
     return text
 
 
+def _source(option: Option) -> str:
+    return checked_source(_string(option))
+
+
+def _source_column(option: Option) -> str:
+    return checked_column(_string(option))
+
+
 def _types(option: Option) -> str:
     text = _string(option)
     TypeChoices.parse(text)
@@ -522,6 +555,8 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "max_retention_duration": _max_retention_duration,
     "wal_receiver_timeout": _receiver_timeout,
     "target": _target,
+    "source": _source,
+    "source_column": _source_column,
     "types": _types,
     "copy_first": _tables,
     "partition_by": _columns_by_table,

@@ -63,6 +63,8 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "binary": st.sampled_from(["true", "false"]),
     "origin": st.sampled_from(["any", "none"]),
     "target": st.text(characters, min_size=1, max_size=10),
+    "source": st.sampled_from(["tenant_7", "none", "it's \u00fc", "a\\b"]),
+    "source_column": st.sampled_from(["_pubsub_source", "tenant", "T"]),
     "copy_first": st.sampled_from(["", 's."T t", public.*', "*"]),
     "partition_by": st.sampled_from(["", "public.t (a)", 's.* (a, "B b"), * (c)']),
     "cluster_by": st.sampled_from(["", "public.u (a, b)"]),
@@ -102,7 +104,7 @@ def option_sets(allowed: tuple[str, ...], least: int) -> st.SearchStrategy[Subsc
         try:
             return resolve([Option(name, value) for name, value in values.items()], allowed)  # type: ignore[arg-type]
         except PubsubError as error:
-            if "mutually exclusive" in error.message:
+            if "mutually exclusive" in error.message or "requires a source" in error.message:
                 return None
             raise
 

@@ -96,7 +96,7 @@ class Replica:
         try:
             (table,) = self.staged(batch, destination)
         except WrittenByOthers as found:
-            self.stage.forget_others(self.table.path, found.commits[-1].version)
+            self.stage.forget_others(self.table.path, "app", found.commits[-1].version)
             (table,) = self.staged(batch, replace(destination, contested=True))
         try:
             self.commit_staged(table)

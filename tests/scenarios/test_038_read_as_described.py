@@ -137,7 +137,7 @@ class Reader:
     def rows(self) -> list[dict[str, Any]]:
         schema = pa.schema([("id", pa.int32()), ("n", pa.int32()), ("t", pa.string())])
         source = chunk_reader.CopySource(self.conninfo, "read again", self.read, "", None)
-        target: Any = type("Target", (), {"schema": schema})
+        target: Any = type("Target", (), {"schema": schema, "source": None})
         keys = pa.table({"id": pa.array([3], pa.int32())})
         return window.read_again(source, target, keys, {"id": "integer"}, Cut())[0].to_pylist()
 

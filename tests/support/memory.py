@@ -73,7 +73,7 @@ class MemoryDelta:
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
         return self.others.get(table.path, [])
 
-    def forget_others(self, path: str, version: int) -> None:
+    def forget_others(self, path: str, app_id: str, version: int) -> None:
         left = [commit for commit in self.others.pop(path, []) if commit.version > version]
         if left:
             self.others[path] = left
@@ -95,7 +95,7 @@ class MemoryDelta:
     def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool, rows: int = 0) -> MemoryParts:
         return MemoryParts(self, table, replace_all)
 
-    def forget(self, path: str) -> None: ...
+    def forget(self, path: str, *, shared: bool = False) -> None: ...
 
     # pubsub.delta.writers.spark_writer.commit
 

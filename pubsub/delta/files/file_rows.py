@@ -18,6 +18,7 @@ from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.add_file import AddFile, path_of
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import open_parquet, parquet_rows
+from pubsub.delta.sources import own_files
 from pubsub.delta.table import TargetTable
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.arrow_arrays import Indices, nulls
@@ -50,7 +51,7 @@ def laid_out(log: TableLog, table: TargetTable) -> TargetTable:
 def files_with(log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet) -> Iterator[AddFile]:
     """Yield the files that can have one of the keys, whose columns are `names`, by their partitions and statistics."""
     possible = partitions.Partitions(table, wanted.keys)
-    for file in list(log.files.values()):
+    for file in own_files(log, table):
         if not possible.exclude(file.partition) and not wanted.outside(file.bounds.get(table.stored_name(names[0]))):
             yield file
 
@@ -58,7 +59,7 @@ def files_with(log: TableLog, table: TargetTable, names: Sequence[str], wanted: 
 def live_columns(log: TableLog, table: TargetTable, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the named columns of the table's live rows."""
     table = laid_out(log, table)
-    for file in log.files.values():
+    for file in own_files(log, table):
         gone = deleted_positions(log, file)
         for start, batch in read_columns(log, file, table, names):
             yield without(batch, start, gone)

@@ -32,10 +32,11 @@ from pubsub.delta.housekeeping.row_order import RowOrder, order_of
 from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.deletion_vectors import Positions
+from pubsub.delta.log.other_commits import Partition
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Conflict, Operation
 from pubsub.delta.places import Place
-from pubsub.delta.table import TargetTable, mark_of
+from pubsub.delta.table import SOURCE, TargetTable, mark_of
 from pubsub.delta.versions import VALID_TO_LSN
 from pubsub.delta.writers.arrow_writer import remove_action, row_count
 
@@ -89,7 +90,7 @@ def rewrite(
                 return False
             actions = _actions(log, sources, order, added, made)
             owned, made = made, []  # the log removes them if it does not commit, unless the outcome is unknown
-            log.commit(actions, Operation.MERGE_FILES, made=owned)
+            log.commit(actions, Operation.MERGE_FILES, made=owned, part=_part_of(log, chosen))
             return True
     except (Conflict, _Dropped):
         return False
@@ -113,6 +114,12 @@ def _together(log: TableLog, versions: TargetTable | None) -> list[list[AddFile]
         ended = table is not None and known_live(log, table, file) is False
         found.setdefault((file.partition_key, ended), []).append(file)
     return list(found.values())
+
+
+def _part_of(log: TableLog, chosen: Sequence[AddFile]) -> Partition | None:
+    """Return the source whose files these are: other nodes' commits to others do not concern them.  None: any commit may."""
+    values = [(name, value) for name, value in chosen[0].partition.items() if value is not None]
+    return values[0] if SOURCE in log.properties and len(values) == 1 else None
 
 
 def _sources(log: TableLog, chosen: Sequence[AddFile]) -> list[_Source]:

@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 
 from pubsub import faults
+from pubsub.delta import sources
 from pubsub.delta.housekeeping import inventory
 from pubsub.delta.housekeeping.choose_files import SMALL_BYTES
 from pubsub.delta.housekeeping.inventory import LogListing
@@ -73,9 +74,10 @@ class Visit:
 
 
 class Upkeep:
-    """The visits to one table by one process, which started at `started` (time.time())."""
+    """The visits to one table by one process, which started at `started` (time.time()), of the node `node_id`."""
 
-    def __init__(self, table: TableLog, cleaning: Cleaning, started: float) -> None:
+    def __init__(self, table: TableLog, cleaning: Cleaning, started: float, node_id: str = "") -> None:
+        self._node_id = node_id
         self._table = table
         self._cleaning = cleaning
         self._started = started
@@ -168,10 +170,12 @@ class Upkeep:
         """Return the files of the table's directory that Delta may delete if no version needs them.
 
         A file that this process wrote and no commit named may belong to a batch that is not committed yet.  Those of
-        earlier processes that are too young are listed again when they no longer are.  Files that a commit removed are
-        listed at any age: Delta's clock goes on from ours, and it notes all commits up to its own bound as seen to, so
-        that LITE passes over those between the two.
+        earlier processes that are too young are listed again when they no longer are; but in a table of several sources
+        such a file may be another node's, whose copy is older than this process.  Files that a commit removed are listed
+        at any age: Delta's clock goes on from ours, and it notes all commits up to its own bound as seen to, so that LITE
+        passes over those between the two.
         """
+        shared = sources.is_shared_with_others(self._table.properties, self._node_id)
         named: set[str] = set()
         for version in sorted(listing.commits):
             named |= inventory.removed(self._table.actions(version) or ())
@@ -182,6 +186,8 @@ class Upkeep:
         strays = {one.path: one.modification_time for one in files if one.path not in named}
         young = [made for made in strays.values() if expired <= made < ours]
         self._list_at = max(young) / 1000 + retention.files + _SOONEST if young else None
+        if shared:
+            return [one for one in files if one.path in named]
         return [one for one in files if one.path in named or one.modification_time < min(expired, ours)]
 
     def _clean_log(self, listing: LogListing, retention: Retention) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pubsub.delta.log.transactions import Action, applications_of
+
+#: A partition column's physical name, and a value as the log has it.
+Partition: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,8 @@ class OtherCommit:
     """A commit that may change rows.  `applications`: those whose transactions it records.
 
     `restored`: the version that RESTORE went back to (-1: it was given as a timestamp), None for other operations.  `copied`: it
-    says that it replaces all rows by a copy, as `Commit.user_metadata` does.
+    says that it replaces all rows by a copy, as `Commit.user_metadata` does.  `partitions`: those in which it may change rows, as the
+    log has them; None: it does not say.
     """
 
     version: int
@@ -24,6 +28,16 @@ class OtherCommit:
     applications: frozenset[str]
     restored: int | None
     copied: bool = False
+    partitions: frozenset[Partition] | None = None
+
+    def concerns(self, app_id: str, part: Partition | None) -> bool:
+        """Return whether it may change rows of the partition (None: of the table), or copies `app_id`'s table."""
+        return (
+            part is None
+            or self.partitions is None
+            or part in self.partitions
+            or any(one.rpartition("/")[0] == app_id.rpartition("/")[0] for one in self.applications)
+        )
 
 
 class ConcurrentCommit(Exception):
@@ -47,8 +61,9 @@ def other_commit(version: int, actions: Sequence[Action]) -> OtherCommit | None:
     """Describe a commit; None if it changes no rows, as OPTIMIZE and VACUUM mark each file, and is no copy."""
     info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     copied = _says_copied(info.get("userMetadata"))
-    files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
-    if not copied and not any(what.get("dataChange", True) for what in files):
+    files = [what for action in actions for kind, what in action.items() if kind in ("add", "remove")]
+    changed = [what for what in files if what.get("dataChange", True)]
+    if not copied and not changed:
         return None
     operation = str(info.get("operation", "an unnamed operation"))
     restored = None
@@ -56,7 +71,18 @@ def other_commit(version: int, actions: Sequence[Action]) -> OtherCommit | None:
         asked = str((info.get("operationParameters") or {}).get("version"))
         restored = int(asked) if asked.isdecimal() else -1
     engine = str(info.get("engineInfo", "an unnamed engine"))
-    return OtherCommit(version, operation, engine, applications_of(actions), restored, copied)
+    return OtherCommit(version, operation, engine, applications_of(actions), restored, copied, _partitions_of(changed))
+
+
+def _partitions_of(files: Sequence[Mapping[str, Any]]) -> frozenset[Partition] | None:
+    """Return the values of these files' partitions; None if one does not say it, as a `remove` need not."""
+    found: set[Partition] = set()
+    for what in files:
+        values = what.get("partitionValues")
+        if values is None:
+            return None
+        found.update((name, value or "") for name, value in values.items())
+    return frozenset(found)
 
 
 def _says_copied(metadata: object) -> bool:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import is_reached
 
 
 def rows_in_log(log: TableLog) -> int | None:
     """Return the number of rows in `log`'s state; None if a file's statistics lack numRecords.  Reads no files."""
+    return rows_in_files(list(log.files.values()))
+
+
+def rows_in_files(files: Iterable[AddFile]) -> int | None:
+    """Return the number of rows in these data files, as `rows_in_log` does."""
     total = 0
-    for file in list(log.files.values()):
+    for file in files:
         if file.rows is None:
             return None
         total += file.rows - file.deleted

@@ -26,7 +26,7 @@ import structlog
 from pubsub.delta.key_index.table_index import TableIndex
 from pubsub.delta.log import checkpoints, deletion_vectors, demands, durable_files, earlier_releases, malformed
 from pubsub.delta.log.add_file import AddFile, file_of_action
-from pubsub.delta.log.other_commits import OtherCommit, other_commit, since_copy, writers_of
+from pubsub.delta.log.other_commits import OtherCommit, Partition, other_commit, since_copy, writers_of
 from pubsub.delta.log.transactions import (
     Action,
     CommitFailed,
@@ -42,6 +42,8 @@ from pubsub.delta.places import Place, StorePath, place
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
 
 _CLUSTERING: Final = "delta.clustering"
+# So many commits are read in a second or two.
+_FAR_BACK: Final = 10_000
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 
 logger = structlog.get_logger()
@@ -57,8 +59,25 @@ class _State:
     domains: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Others:
+    """Commits of others that an application is still to be told of: those after the version `known`.
+
+    `part`: see TableLog.written_by_others.
+    """
+
+    part: Partition | None
+    commits: list[OtherCommit]
+    known: int = -1
+
+
 def create(
-    transactions: Transactions, path: str, columns: str, features: Sequence[str], properties: Mapping[str, str]
+    transactions: Transactions,
+    path: str,
+    columns: str,
+    features: Sequence[str],
+    properties: Mapping[str, str],
+    partitioned_by: Sequence[str] = (),
 ) -> None:
     """Create an empty table.  `columns`: Delta's JSON of its schema; `features`: those that its columns need.
 
@@ -70,7 +89,7 @@ def create(
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": columns,
-        "partitionColumns": [],
+        "partitionColumns": list(partitioned_by),
         "configuration": {**properties, **asking_for(features)},
         "createdTime": int(time.time() * 1000),
     }
@@ -109,7 +128,7 @@ class TableLog:
         # The last metaData found to be a plain table's, so that each is parsed only once.
         self._plain_metadata: Mapping[str, Any] | None = None
         self._stamp: tuple[int, int, int] | None = None
-        self._others: list[OtherCommit] | None = None
+        self._others: dict[str, _Others] = {}
         # The table version of each application's last commit, where known.
         self._committed: dict[str, int] = {}
 
@@ -182,16 +201,21 @@ class TableLog:
             self._stamp = self._look(self._state.version)
             self._unsupported = self._reason_against()
 
-    def written_by_others(self, app_id: str) -> list[OtherCommit]:
+    def written_by_others(self, app_id: str, part: Partition | None = None) -> list[OtherCommit]:
         """Return others' commits since the application's last one that may change rows, oldest first.
 
-        They are returned again until `forget_others`.  If the application has not committed yet there are none, because
-        the table's rows are then its starting point.  Raises DataCorrupted if a commit of the application was undone.
-        Call `refresh` first.
+        `part`: the partition whose rows are the application's; None: all are.  They are returned again until `forget_others`.
+        If the application has not committed yet there are none, because the table's rows are then its starting point.  Raises
+        DataCorrupted if a commit of the application was undone.  Call `refresh` first, and hold `writing`.
         """
-        if self._others is None:
-            self._others = self._find_others(app_id)
-        others = [commit for commit in since_copy(self._others, app_id) if app_id not in commit.applications]
+        known = self._others.get(app_id)
+        if known is None:
+            table = app_id.rpartition("/")[0]
+            for earlier in [one for one in self._others if one.rpartition("/")[0] == table]:
+                del self._others[earlier]
+            known = self._others[app_id] = _Others(part, self._find_others(app_id, part))
+        known.commits = [commit for commit in known.commits if commit.version > known.known]
+        others = [commit for commit in since_copy(known.commits, app_id) if app_id not in commit.applications]
         for commit in others:
             if commit.restored is not None and commit.restored < self._committed.get(app_id, 0):
                 raise DataCorrupted(
@@ -202,10 +226,12 @@ class TableLog:
                 )
         return others
 
-    def forget_others(self, version: int) -> None:
+    def forget_others(self, app_id: str, version: int) -> None:
         """Forget the commits up to `version`, which `written_by_others` returned: they have been recorded durably."""
-        if self._others is not None:
-            self._others = [commit for commit in self._others if commit.version > version]
+        # Another thread may be adding commits.
+        known = self._others.get(app_id)
+        if known is not None:
+            known.known = max(known.known, version)
 
     def unsupported(self) -> str | None:
         """Return why Spark must write this table; None if it can be written here."""
@@ -234,11 +260,14 @@ class TableLog:
         *,
         user_metadata: str | None = None,
         made: Iterable[Place] = (),
+        part: Partition | None = None,
     ) -> None:
         """Commit `actions`, worked out for the present version; return when the commit is durable.
 
         The files that they name must be durable.  `made`: files of this commit alone, which are removed if it is not
-        made.  Raises Conflict if another writer was first, CommitFailed, UnknownOutcome (and keeps `made`); OSError if
+        made.  `part`: the partition from which it was worked out; others may have changed rows outside it since.
+
+        Raises Conflict if another writer was first, CommitFailed, UnknownOutcome (and keeps `made`); OSError if
         the commit was not tried; DataCorrupted if the commit before was replaced meanwhile, and PubsubError if the commit
         was made but could not be fsynced.
         """
@@ -249,7 +278,7 @@ class TableLog:
             self._replaced = False
         before, stamp = self._state.version, self._stamp
         table_id = self._state.metadata.get("id")
-        request = Request(str(self.table), self._state.version, table_id, actions, operation, user_metadata)
+        request = Request(str(self.table), self._state.version, table_id, actions, operation, user_metadata, part)
         try:
             if before >= 0 and self._look(before) != stamp:
                 raise Conflict("another program has replaced the last commit's file")
@@ -345,30 +374,36 @@ class TableLog:
         except BaseException:
             self._state = before
             raise
-        self._others = None
+        self._others = {}
         self._replaced = True
 
     def _note(self, version: int, actions: Sequence[Action]) -> None:
         """Remember a commit that this log did not make, unless it does not change rows."""
         applications = applications_of(actions)
-        if self._others is not None and (found := other_commit(version, actions)) is not None:
-            self._others.append(found)
+        if self._others and (found := other_commit(version, actions)) is not None:
+            for app_id, known in self._others.items():
+                if found.concerns(app_id, known.part):
+                    known.commits.append(found)
         for app_id in applications:
             self._committed[app_id] = version
 
-    def _find_others(self, app_id: str) -> list[OtherCommit]:
-        """Search the log for others' commits, back to the application's last commit or the log's beginning."""
+    def _find_others(self, app_id: str, part: Partition | None) -> list[OtherCommit]:
+        """Search the log for others' commits, back to the application's last commit or the log's beginning.
+
+        Of a partition only so far back that the commits of other sources, of which there may be any number since, do not take long.
+        """
         if app_id not in self._state.versions_of_applications:
             return []
         found: list[OtherCommit] = []
-        for version in range(self._state.version, -1, -1):
+        first = -1 if part is None else max(self._state.version - _FAR_BACK, -1)
+        for version in range(self._state.version, first, -1):
             actions = self.actions(version)
             if actions is None:
                 break
             if app_id in applications_of(actions):
                 self._committed[app_id] = version
                 break
-            if (other := other_commit(version, actions)) is not None:
+            if (other := other_commit(version, actions)) is not None and other.concerns(app_id, part):
                 found.append(other)
         return found[::-1]
 

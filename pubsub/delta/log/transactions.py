@@ -84,6 +84,8 @@ class Request:
 
     `actions`: lines of Delta's log (`add`, `remove`, `txn`, `metaData`) as JSON objects.  Delta itself adds the
     `protocol` that the metadata asks for, and `commitInfo`.
+
+    `part`: the partition, by a column's physical name and its value, that the commit is worked out from; None: the whole table.
     """
 
     path: str
@@ -92,6 +94,7 @@ class Request:
     actions: Sequence[Action]
     operation: Operation
     user_metadata: str | None = None
+    part: tuple[str, str] | None = None
 
     @property
     def applications(self) -> frozenset[str]:

@@ -1,5 +1,8 @@
 """Commit by Delta's own transaction, in Spark's JVM, without a Spark job.
 
+Of a table of several sources the partition of one is read instead (`trackReadPredicates`), so that Delta lets a commit come after
+others that have changed other partitions.
+
 Every call of Delta's internal classes stands in this file, and in java/pubsub/Calls.java for those of every commit,
 because they may change with any release; the jar is pinned, and tests/scenarios/test_022_delta_transactions.py has a test
 for each call.  Conflicts are Delta's to find: with `readWholeTable` and the application's entry in `readTxn` Delta refuses
@@ -102,6 +105,7 @@ class DeltaTransactions:
                 request.read_version,
                 request.table_id,
                 "\n".join(request.applications),
+                None if request.part is None else _of_partition(*request.part),
             )
             if transaction is None:
                 # Either another writer has just committed, or what Delta keeps is of a table that was replaced.
@@ -403,6 +407,12 @@ def is_refusal(error: BaseException) -> bool:
 def _module(package: Any, name: str) -> Any:
     """Return a Scala object, such as None, which Java sees as the static MODULE$ of a class name$."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _of_partition(name: str, value: str) -> str:
+    """Return the condition, on the `add` actions of the log, that a data file is in a partition."""
+    of_name, of_value = ("'" + one.replace("\\", "\\\\").replace("'", "\\'") + "'" for one in (name, value))
+    return f"partitionValues[{of_name}] = {of_value}"
 
 
 def _line(action: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ as Spark's commits.
 from __future__ import annotations
 
 import json
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from pubsub.delta.log.transactions import Action, Operation, Transactions, Unkno
 from pubsub.delta.past import goes_on_keeping
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.soft_deletes import DELETED_AT
+from pubsub.delta.sources import own_files, part_of
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
 from pubsub.delta.writers.changeset import (
@@ -62,10 +64,12 @@ _SOUGHT_BYTES: Final = 256 << 20
 class _Leaving:
     """The rows that leave the table at one version of its log, and the keys for which they were found (None: there are none).
 
-    `others`: rows that make room for the keys that arrive: they are marked as deleted, or may stand (Expected.either).
+    `files`: those of the table then.  `others`: rows that make room for the keys that arrive: they are marked as deleted, or may
+    stand (Expected.either).
     """
 
     version: int
+    files: Sequence[AddFile]
     keys: KeySet | None
     rows: Sequence[Found]
     others: Sequence[Found] = ()
@@ -193,7 +197,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
         _require_no_others(staged, record)
         changes = _changes(staged)
         try:
-            _commit(log, changes, record)
+            _commit(log, staged.table, changes, record)
         except UnknownOutcome:
             staged.added = []  # the table may have them
             raise
@@ -206,7 +210,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
 
 
 def _require_no_others(staged: DirectStaged, record: Commit) -> None:
-    others = staged.log.written_by_others(record.app_id)
+    others = staged.log.written_by_others(record.app_id, part_of(staged.table))
     if others and (staged.still_holds is None or not staged.still_holds()):
         raise ConcurrentCommit(others)
 
@@ -241,10 +245,10 @@ def commit_copy(
         now = int(time.time() * 1000)
         changes = _Changes([*definition, *added])
         if not goes_on_keeping(table, log.properties):
-            changes.actions += [remove_action(file, now) for file in log.files.values()]
+            changes.actions += [remove_action(file, now) for file in own_files(log, table)]
         elif table.versions:
             _end_all(log, table, record.last, now, changes)
-        _commit(log, changes, record)
+        _commit(log, table, changes, record)
 
     with log.writing:
         commit_retrying(_what(table), attempt)
@@ -293,12 +297,13 @@ def _require_unchanged(log: TableLog, table: TargetTable, record: Commit, *, red
         )
 
 
-def _commit(log: TableLog, changes: _Changes, record: Commit) -> None:
+def _commit(log: TableLog, table: TargetTable, changes: _Changes, record: Commit) -> None:
     log.commit(
         [*changes.actions, transaction(record.app_id, int(record.last))],
         Operation.WRITE,
         user_metadata=record.user_metadata,
         made=changes.made,
+        part=part_of(table),
     )
 
 
@@ -318,7 +323,7 @@ def _changes(staged: DirectStaged) -> _Changes:
     now = int(time.time() * 1000)
     try:
         if staged.replace_all:
-            changes.actions += [remove_action(file, now) for file in log.files.values()]
+            changes.actions += [remove_action(file, now) for file in own_files(log, staged.table)]
         else:
             leaving = _leaving(staged)
             if staged.masked is not None and leaving.keys is not None:
@@ -343,9 +348,14 @@ def _write(log: TableLog, table: TargetTable, changes: _Changes, rows: Iterable[
 
 
 def _leaving(staged: DirectStaged) -> _Leaving:
-    """Find the rows that leave, unless that was done for this version.  Raises NotAsExpected."""
-    log, table = staged.log, staged.table
-    if staged.leaving is None or staged.leaving.version != log.version:
+    """Find the rows that leave, unless that was done for this version, or these files.  Raises NotAsExpected."""
+    log, table, known = staged.log, staged.table, staged.leaving
+    if known is not None and known.version != log.version and table.source is not None:
+        # Others' commits since have left the source's files alone, unless one of these is another now.
+        files = own_files(log, table)
+        if len(files) == len(known.files) and all(map(operator.is_, files, known.files)):
+            known.version = log.version
+    if known is None or known.version != log.version:
         wanted: KeySet | None = None
         found: Sequence[Found] = ()
         others: list[Found] = []
@@ -364,8 +374,8 @@ def _leaving(staged: DirectStaged) -> _Leaving:
             others += expectations.rows_under(log, table, staged.either_keys)
         if staged.inserted is not None:
             others += expectations.require_inserted_free(log, table, staged.inserted)
-        staged.leaving = _Leaving(log.version, wanted, found, others)
-    return staged.leaving
+        known = staged.leaving = _Leaving(log.version, own_files(log, table), wanted, found, others)
+    return known
 
 
 def _find_copies(log: TableLog, staged: DirectStaged) -> Sequence[Found]:

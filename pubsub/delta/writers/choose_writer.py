@@ -16,6 +16,7 @@ from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Transactions
 from pubsub.delta.places import Place, is_reached, remove_tree
+from pubsub.delta.sources import part_of
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, partition_fields
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
@@ -89,7 +90,8 @@ class TableWriters:
 
     def _takes_files(self, table: TargetTable, rows: int) -> bool:
         """Return whether our files may take a batch of so many changes."""
-        return table.mark is not None or (self._direct and not 0 < self._statement_rows <= rows)
+        ours = table.mark is not None or table.source is not None
+        return ours or (self._direct and not 0 < self._statement_rows <= rows)
 
     def _laid_out(self, table: TargetTable) -> tuple[TableLog | None, TargetTable]:
         """Return the table's log, refreshed, and the table as it is laid out; without a log if only Spark reaches it."""
@@ -103,12 +105,18 @@ class TableWriters:
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
         """Return TableLog.written_by_others; [] for a table that only Spark reaches.
 
-        Also [] while the previous batch is being committed, since that commit looks itself.
+        Also [] while another batch is being committed, since the commit of this one looks itself.
         """
         if not is_reached(table.path):
             return []
         log = self._log(table)
-        return log.written_by_others(app_id) if not log.writing.locked() else []
+        # Another source's commit may begin at this moment.
+        if not log.writing.acquire(blocking=False):
+            return []
+        try:
+            return log.written_by_others(app_id, part_of(table))
+        finally:
+            log.writing.release()
 
     def present(self, table: TargetTable, app_id: str) -> TablePresent | None:
         """Return which rows the table holds now, or None if its rows cannot be compared.
@@ -148,16 +156,20 @@ class TableWriters:
         if not met:
             raise NotAsExpected("a row is missing, or in the way")
 
-    def forget_others(self, path: str, version: int) -> None:
+    def forget_others(self, path: str, app_id: str, version: int) -> None:
         """Forget the commits up to `version`, which `written_by_others` returned: they have been recorded durably."""
         if path in self._logs:
-            self._logs[path].forget_others(version)
+            self._logs[path].forget_others(app_id, version)
 
-    def forget(self, path: str) -> None:
-        """Drop the table's log and its keys' index: the table is being created anew."""
+    def forget(self, path: str, *, shared: bool = False) -> None:
+        """Drop the table's log and its keys' index: the table is being created anew.
+
+        `shared`: only a part of it is, by one of its sources; the index has the others' keys, and knows files that are gone.
+        """
         self._logs.pop(path, None)
         self._partitioned_by.pop(path, None)
-        self._index.forget(path)
+        if not shared:
+            self._index.forget(path)
 
     def log_of(self, path: str) -> TableLog:
         """Return the log of the table at `path`, not refreshed; batches are committed to it, too."""
@@ -183,7 +195,15 @@ class TableWriters:
 
 
 def refuse_statement(table: TargetTable) -> None:
-    """Raise FeatureNotSupported for a table with marked rows (TargetTable.mark) that only a statement of Spark's can write."""
+    """Raise FeatureNotSupported for a table with marked rows (TargetTable.mark), or a source, that only a statement of Spark's can
+    write.
+    """
+    if table.source is not None:
+        raise FeatureNotSupported(
+            f'the Delta table of "{table.relation}", which has several sources, can be written by Spark\'s statement alone',
+            detail=f'It lies at "{table.path}".',
+            hint="Take away what our files do not serve: constraints, generated columns, the change data feed.",
+        )
     if table.mark is None:
         return
     what, other = ("deleted rows", "deletes = hard") if table.soft_deletes else ("earlier rows", "mode = mirror")

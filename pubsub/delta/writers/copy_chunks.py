@@ -22,14 +22,25 @@ def application_id(copy: str, chunk: int) -> str:
     return f"{copy}/chunk/{chunk}"
 
 
-def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[Action], lsn: Lsn) -> None:
-    """Record a chunk whose data files are durable.  `lsn` is past the snapshot under which the `attempt` read it."""
+def commit(
+    log: TableLog,
+    copy: str,
+    attempt: str,
+    chunk: int,
+    added: Sequence[Action],
+    lsn: Lsn,
+    part: tuple[str, str] | None = None,
+) -> None:
+    """Record a chunk whose data files are durable.  `lsn` is past the snapshot under which the `attempt` read it.
+
+    `part`: the partition that the copy fills; None: the whole table.
+    """
     name = application_id(copy, chunk)
     metadata = json.dumps({"chunk": name, "attempt": attempt, "files": list(added)})
 
     def commit() -> None:
         log.refresh()
-        log.commit([transaction(name, int(lsn))], Operation.WRITE, user_metadata=metadata)
+        log.commit([transaction(name, int(lsn))], Operation.WRITE, user_metadata=metadata, part=part)
 
     with log.writing:
         commit_retrying(f'keep a chunk of a copy to the Delta table "{log.table}"', commit)

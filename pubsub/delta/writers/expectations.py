@@ -29,6 +29,7 @@ from pubsub.delta.key_index.hashing import Secret, can_hash, hash_keys
 from pubsub.delta.log.add_file import file_of_action
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action
+from pubsub.delta.sources import own_files
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import NotAsExpected
 
@@ -139,7 +140,7 @@ def _may_have(log: TableLog, table: TargetTable, span: Range) -> bool:
     """Return whether the statistics of some data file allow a first key column within the range."""
     low, high = span
     name = table.stored_name(table.key[0])
-    for file in log.files.values():
+    for file in own_files(log, table):
         least, greatest = file.bounds.get(name, (None, None))
         if not (isinstance(least, int) and isinstance(greatest, int)) or (least <= high and greatest >= low):
             return True

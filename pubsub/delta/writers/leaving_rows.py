@@ -19,6 +19,7 @@ from pubsub.delta.files.sought_rows import Found
 from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.sources import own_files
 from pubsub.delta.table import TargetTable
 from pubsub.delta.versions import ENDS, VALID_FROM_LSN, VALID_TO_LSN
 from pubsub.protocol.arrow_arrays import repeated
@@ -77,7 +78,7 @@ def marked(
     assert table.mark is not None
     # So that the next TRUNCATE leaves alone what stays of a file.
     stored = () if table.mark in table.partitioned_by else (table.stored_name(table.mark),)
-    for file in list(log.files.values()):
+    for file in own_files(log, table):
         if file_rows.known_live(log, table, file) is False:
             continue
         before = gone.get(file.path)

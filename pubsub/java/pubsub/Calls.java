@@ -26,6 +26,7 @@ public class Calls {
     private static final Method METADATA;
     private static final Method ID;
     private static final Method READ_WHOLE_TABLE;
+    private static final Method TRACK_READ;
     private static final Method READ_TXN;
     private static final Method FROM_JSON;
     private static final Constructor WRITE;
@@ -45,6 +46,8 @@ public class Calls {
             METADATA = transaction.getMethod("metadata", none);
             ID = Class.forName("org.apache.spark.sql.delta.actions.Metadata").getMethod("id", none);
             READ_WHOLE_TABLE = transaction.getMethod("readWholeTable", none);
+            TRACK_READ = transaction.getMethod("trackReadPredicates",
+                new Class[] {Class.forName("scala.collection.immutable.Seq"), boolean.class, boolean.class});
             READ_TXN = transaction.getMethod("readTxn", none);
             FROM_JSON = Class.forName("org.apache.spark.sql.delta.actions.Action")
                 .getMethod("fromJson", new Class[] {String.class});
@@ -63,11 +66,13 @@ public class Calls {
     /**
      * Begin a transaction that conflicts with every later commit that changes the table, or an application's version.
      *
-     * `applications`: one in each line.  Returns null if the table is at another version, or is another table than that
+     * `applications`: one in each line.  `part`: the condition on `add` actions that the commit was worked out from; other
+     * changes are no conflict then; null: the whole table was.  Returns null if the table is at another version, or is another table than that
      * of the id.  The session becomes this thread's: Delta's own threads, and what it does after a commit, ask for it;
      * without one a checkpoint cannot be read (DeltaThreadPool.scala: NonFateSharingFuture).
      */
-    public static Object begin(Object session, String path, long version, String tableId, String applications)
+    public static Object begin(
+        Object session, String path, long version, String tableId, String applications, String part)
         throws Throwable {
         call(SET_ACTIVE_SESSION, null, new Object[] {session});
         Object log = call(FOR_TABLE, null, new Object[] {session, new Path(path)});
@@ -79,7 +84,13 @@ public class Calls {
         if (at >= 0 && !call(ID, call(METADATA, transaction, NONE), NONE).equals(tableId)) {
             return null;
         }
-        call(READ_WHOLE_TABLE, transaction, NONE);
+        if (part == null) {
+            call(READ_WHOLE_TABLE, transaction, NONE);
+        } else {
+            ListBuffer condition = new ListBuffer();
+            condition.addOne(parsed(session, part));
+            call(TRACK_READ, transaction, new Object[] {condition.toList(), Boolean.TRUE, Boolean.FALSE});
+        }
         Growable read = (Growable) call(READ_TXN, transaction, NONE);
         String[] each = applications.split("\n");
         for (int place = 0; place < each.length; place++) {
@@ -88,6 +99,13 @@ public class Calls {
             }
         }
         return transaction;
+    }
+
+    private static Object parsed(Object session, String condition) throws Throwable {
+        Object state = call(session.getClass().getMethod("sessionState", new Class[0]), session, NONE);
+        Object parser = call(state.getClass().getMethod("sqlParser", new Class[0]), state, NONE);
+        Class type = Class.forName("org.apache.spark.sql.catalyst.parser.ParserInterface");
+        return call(type.getMethod("parseExpression", new Class[] {String.class}), parser, new Object[] {condition});
     }
 
     /** Return the actions that these lines are in Delta's log, as a Scala Seq. */

@@ -371,7 +371,7 @@ class _Tables:
             for session in point.sessions:
                 session.execute("SAVEPOINT before_table")
             try:
-                target = DeltaVersion(relation.path, version, relation.qualified_name)
+                target = DeltaVersion(relation.path, version, relation.qualified_name, relation.source)
                 form = row_form(relation, point.published, target, app_id)
                 source = source_table(point.sessions[0], relation, point.published, form)
                 estimate = self._rows.get(relation.relid) or relation.estimated_rows or 0

@@ -31,7 +31,12 @@ class Publication:
     publish: tuple[str, ...] = _ACTIONS
 
     def columns_of(self, relation: SubscriptionRel) -> tuple[str, ...] | bool | None:
-        """Return which columns of a table are published: some, all (None), or False if the table is not."""
+        """Return which columns of a table are published: some, all (None), or False if the table is not.
+
+        One of several sources is not: rows of two may have the same key.
+        """
+        if relation.source is not None:
+            return False
         for schema, name, columns in self.tables:
             if (schema, name) == (relation.schema, relation.name):
                 return columns
@@ -169,6 +174,10 @@ def _table(words: _Words, state: State) -> tuple[str, str, tuple[str, ...] | Non
         schema, name = name, words.name()
     words.take("*")
     relation = find_relation(state, schema, name)
+    if relation.source is not None:
+        raise FeatureNotSupported(
+            f'cannot add relation "{name}" to publication: its Delta table has the rows of several sources'
+        )
     columns: tuple[str, ...] | None = None
     if words.take("("):
         named = [words.name()]

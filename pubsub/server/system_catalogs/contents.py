@@ -121,6 +121,7 @@ def tables(state: State) -> list[Table]:
             typed = _HISTORY | typed
         else:
             typed = {name: _METADATA[kind] for kind, name in one.metadata} | _MARKS | typed
+            typed |= {} if one.source is None else {one.source.column: (_TEXT, -1)}
         attributes = tuple(Attribute(name, *typed.get(name, (_TEXT, -1)), name in key) for name in columns)
         said = f'Subscription "{names.get(one.subid, "")}", state {one.state.value}'
         found.append(

@@ -18,6 +18,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
 from pubsub.sql.layouts import Layout
 from pubsub.sql.mask_rules import MaskRule
+from pubsub.sql.source import Source
 
 INT, TEXT, DATE = 23, 25, 1082
 TARGET = TargetTable("/w/t", pa.schema([pa.field("id", pa.int32(), False), pa.field("t", pa.string())]), ("id",), "s.t")
@@ -302,3 +303,29 @@ def test_rows_are_read_by_numbers_where_names_are_other_ones() -> None:
     assert _as_chosen(target, known).closed
     assert not _as_chosen(TARGET, of_definition(TABLE, ["id", "t"], "app", Lsn(0))).closed
     assert [field.name for field in reading(target, known, (1, 2)).fields if field is not None] == ["t", "id"]
+
+
+def test_what_would_change_the_rows_of_other_sources() -> None:
+    """Columns are added, and dropped ones stay; a renamed one takes a copy; another type or key is refused."""
+    schema = pa.schema([*TARGET.schema, pa.field("_pubsub_source", pa.string()), pa.field("theirs", pa.int32())])
+    known = of_definition(TABLE, ["id", "t"], "app", Lsn(0))
+    target = _as_chosen(replace(TARGET, schema=schema, source=Source("_pubsub_source", "one")), known)
+    assert target.others == {"theirs"}
+    assert target.replicated == ["id", "t", "theirs"]
+    found = change(replace(TABLE, attributes=3, columns=(ID, T, column(3, "theirs", INT))), target)
+    assert found is not None
+    assert found.alteration is not None
+    assert [field.name for field, _ in found.alteration.add] == ["theirs"], "it is theirs and this one's then"
+    with pytest.raises(NotInPrerequisiteState, match="of its own"):
+        change(replace(TABLE, attributes=3, columns=(ID, T, column(3, "_pubsub_source"))), target)
+    with pytest.raises(NotInPrerequisiteState, match="of its own"):
+        change(replace(TABLE, attributes=3, columns=(ID, T, column(3, "THEIRS", INT))), target)
+    found = change(replace(TABLE, columns=(ID,)), target)
+    assert found is not None
+    assert found.attributes.kept == ((2, "t"),)
+    with pytest.raises(CopyAgain, match="other sources"):
+        change(replace(TABLE, columns=(ID, replace(T, name="u"))), target)
+    with pytest.raises(
+        NotInPrerequisiteState, match=r'other columns identify the rows of table "s\.t" of source "one"'
+    ):
+        change(replace(TABLE, replica_identity="i", identity_key=("t",)), target)

@@ -15,6 +15,7 @@ from pubsub.protocol.column_types import NUMERICOID
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.type_contract import BY_NAME
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.sql.source import Source
 
 TEXT = 25
 
@@ -88,3 +89,21 @@ def test_a_type_in_sparks_ddl() -> None:
     assert delta.spark_ddl(nested) == "STRUCT<`a b`: ARRAY<TINYINT>, `m`: MAP<STRING, DECIMAL(3,1)>>"
     with pytest.raises(FeatureNotSupported):
         delta.spark_ddl(pa.duration("us"))
+
+
+def test_a_source_has_a_column_and_needs_a_key() -> None:
+    """Or that rows are only inserted; the column's name is the table's own."""
+    source = Source("_pubsub_source", "one")
+    made = target_table(table(ID, column("v")), None, "/w/t", source=source)
+    assert made.schema.names == ["id", "v", "_pubsub_source"]
+    assert (made.replicated, made.partitioned_by, made.bounded) == (["id", "v"], ("_pubsub_source",), ("id",))
+    known = json.loads(definition_json(made, "x"))
+    assert known["source"] == ["_pubsub_source", "one"]
+    assert delta.mode_of(made) == {delta.SOURCE: "_pubsub_source"}
+    assert target_table(table(column("v"), pk=(), identity="d"), None, "", source=source).key == ()
+    with pytest.raises(FeatureNotSupported, match="has no key"):
+        target_table(table(column("v"), pk=(), identity="f"), None, "", source=source)
+    with pytest.raises(FeatureNotSupported, match="only Spark's statement finds rows by"):
+        target_table(table(column("id", BY_NAME["float8"].oid)), None, "", source=source)
+    with pytest.raises(FeatureNotSupported, match=r'column "_PUBSUB_source" of table .* has a name that source needs'):
+        target_table(table(ID, column("_PUBSUB_source")), None, "", source=source)

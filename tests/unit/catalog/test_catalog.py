@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -75,6 +76,29 @@ async def test_names_are_unique_and_the_words_postgresql_s(catalog: Catalog) -> 
     assert (await catalog.alter_subscription(other.oid, name="other")).name == "other"
     with pytest.raises(UndefinedObject, match=r'^subscription "nope" does not exist$'):
         await catalog.subscription("nope")
+
+
+async def test_sources_share_a_delta_table(catalog: Catalog) -> None:
+    """Each has one owner; its path is the table's, whatever the source is called."""
+
+    def joining(relid: int, source: str | None) -> NewRelation:
+        known = {} if source is None else {"source": ["_pubsub_source", source]}
+        return replace(table(relid), definition=json.dumps(known))
+
+    one = await catalog.create_subscription(new("one"), [joining(1, "it's / 1\\")])
+    two = await catalog.create_subscription(new("two"), [joining(1, "two")])
+    for relid, source in ((1, "two"), (2, None)):
+        with pytest.raises(DuplicateObject, match=r'belongs to subscription "(one|two)"'):
+            await catalog.create_subscription(new("three"), [joining(relid, source)])
+    plain = await catalog.create_subscription(new("four"), [replace(table(1, "u"), definition="{}")])
+    with pytest.raises(DuplicateObject, match='belongs to subscription "four"'):
+        await catalog.add_relations(two.oid, [replace(joining(2, "two"), path=table(1, "u").path)])
+    for sub in (one, two):
+        (found,) = await catalog.relations(sub.oid)
+        assert found.path == table().path
+    assert len({relation.path for relation in (await catalog.state()).relations if relation.subid != plain.oid}) == 1
+    await catalog.drop_subscription(two.oid)
+    await catalog.create_subscription(new("three"), [joining(1, "two")])
 
 
 async def test_a_delta_table_has_one_owner(catalog: Catalog) -> None:

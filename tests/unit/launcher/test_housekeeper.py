@@ -21,6 +21,7 @@ from launcher.housekeeper import Housekeeper
 from pubsub.delta import table as delta
 from pubsub.delta.files import data_files
 from pubsub.delta.housekeeping.retention import FILES
+from pubsub.delta.housekeeping.upkeep import Upkeep, Visit
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Listed, Retention
 from pubsub.delta.table import Commit, TargetTable
@@ -58,6 +59,7 @@ class Catalog:
             relations=tuple(self.relations),
             storage=tuple(self.storage.values()),
             sequences=tuple(self.sequences),
+            node=SimpleNamespace(node_id="node"),
         )
 
     async def put_statistics(self, storage: list[TableStorage]) -> None:
@@ -290,6 +292,35 @@ def test_outside_the_window_a_visit_waits_for_it(tmp_path: Path, monkeypatch: py
     due = node.catalog.storage[1].due
     assert due is not None
     assert due.timestamp() > time.time() + 4900
+
+
+def test_nothing_of_a_table_is_deleted_while_one_of_its_sources_is_copied(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks of its copy are in no version yet, and may be older than any retention.  Files are merged meanwhile."""
+    cleaned: list[bool] = []
+    visit = Upkeep.visit
+
+    def watched(upkeep: Upkeep, *, clean: bool, resting: bool = False) -> Visit:
+        cleaned.append(clean)
+        return visit(upkeep, clean=clean, resting=resting)
+
+    monkeypatch.setattr(Upkeep, "visit", watched)
+    target = node.table(1)
+    (ready,) = node.catalog.relations
+    node.catalog.relations.append(replace(ready, subid=2, state=RelState.DATASYNC))
+    node.catalog.counter += 1
+    node.turn()
+    node.write(target, 6)
+    node.turn(later=100)
+    assert cleaned
+    assert not any(cleaned)
+    assert node.files(target) == 1
+    node.catalog.relations[1] = replace(ready, subid=2)
+    node.catalog.counter += 1
+    node.write(target, 6)
+    node.turn(later=1000)
+    assert cleaned[-1]
 
 
 async def run_until(node: Node, condition: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,18 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pubsub.delta import pins
+from pubsub.delta import table as delta
+from pubsub.delta.alter import for_copy
 from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Operation
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
-from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import Lsn
 from pubsub.setting_tables import HousekeepingSettings
+from pubsub.sql.layouts import Layouts
+from pubsub.sql.source import Source
 from tablesync.claim_target import claim_target
 from tests.support.json_transactions import JsonTransactions
 
@@ -141,3 +146,61 @@ def test_a_table_that_lacks_a_column_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(NotInPrerequisiteState, match="missing replicated columns"):
         claim(tmp_path / "t")
     assert DeltaTable(tmp_path / "t").version() == 0
+
+
+def joined(
+    path: Path, value: str, *fields: pa.Field, node: str = "n", oid: int = 1, column: str = "source"
+) -> TargetTable:
+    """Make or join a table of several sources as a subscription does before its copy."""
+    source = Source(column, value)
+    schema = pa.schema([pa.field("id", pa.int64(), False), *fields, pa.field(column, pa.string())])
+    table = TargetTable(str(path), schema, ("id",), "public.t", source=source, partitioned_by=(column,))
+    subscription: Any = SimpleNamespace(
+        oid=oid,
+        publisher_system_identifier="7",
+        publisher_database="d",
+        options=SimpleNamespace(create_tables=True, layouts=Layouts()),
+    )
+    asyncio.run(claim_target(table, subscription, node, Engine(), HousekeepingSettings(), _no_spark))  # type: ignore[arg-type]
+    return table
+
+
+def test_sources_join_a_table(tmp_path: Path) -> None:
+    """The first one makes it; each is its subscription's, gets the columns that it needs, and leaves what others have."""
+    path = tmp_path / "t"
+    one = joined(path, "one", pa.field("v", pa.string()))
+    log = TableLog(str(path), JsonTransactions())
+    log.refresh()
+    assert log.partition_columns == ("source",)
+    joined(path, "two", pa.field("w", pa.int32()), oid=2)
+    log.refresh()
+    assert delta.read_schema(str(path)).names == ["id", "v", "source", "w"]
+    owners = {name: text for name, text in log.properties.items() if name.startswith("pubsub.source.")}
+    assert {name: json.loads(text)["subscription"] for name, text in owners.items()} == {
+        "pubsub.source.one": "1",
+        "pubsub.source.two": "2",
+    }
+    assert "pubsub.subscription" not in log.properties
+    version = log.version
+    joined(path, "one", pa.field("v", pa.string()))
+    table, _ = for_copy(log, one)
+    rows = pa.table({"id": [1], "v": ["x"], "source": ["one"], "w": [None]}, schema=table.schema)
+    arrow_writer.commit_copy(log, table, data_files.write(table, [rows]), Commit("a/1/2/1", Lsn(1), Lsn(1)))
+    joined(path, "one", pa.field("v", pa.string()))
+    log.refresh()
+    assert log.version <= version + 3, "its own rows are replaced by its copy"
+    with pytest.raises(NotInPrerequisiteState, match='holds rows of source "one" already'):
+        joined(path, "one", pa.field("v", pa.string()), oid=3)
+    joined(path, "two", pa.field("w", pa.int32()), oid=3)  # that of subscription 2 is gone, and has left no rows
+    with pytest.raises(DuplicateObject, match="another node"):
+        joined(path, "two", pa.field("w", pa.int32()), node="other", oid=3)
+    with pytest.raises(NotInPrerequisiteState, match='column "v" of table'):
+        joined(path, "three", pa.field("v", pa.int64()), oid=4)
+    with pytest.raises(NotInPrerequisiteState, match="has its sources in column"):
+        joined(path, "three", column="tenant", oid=4)
+    with pytest.raises(NotInPrerequisiteState, match="has the rows of several sources"):
+        claim(path)
+    fill_plain = tmp_path / "plain"
+    claim(fill_plain)
+    with pytest.raises(NotInPrerequisiteState, match="has no column of sources"):
+        joined(fill_plain, "one")

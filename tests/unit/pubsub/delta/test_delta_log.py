@@ -76,7 +76,7 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     assert t.found() == [(5, "UPDATE", "E")], "until it is known"
     # A new process finds it too.
     assert t.found(TableLog(t.table.path, JsonTransactions())) == [(5, "UPDATE", "E")]
-    t.log.forget_others(5)
+    t.log.forget_others("app", 5)
     assert t.found() == []
     t.ours()
     assert t.found() == []
@@ -105,7 +105,7 @@ def test_what_comes_while_others_commits_are_recorded_is_not_forgotten(tmp_path:
     assert t.found() == [(2, "UPDATE", "E")]
     t.theirs("DELETE", ADD)
     t.log.refresh()
-    t.log.forget_others(2)
+    t.log.forget_others("app", 2)
     assert t.found() == [(3, "DELETE", "E")]
 
 
@@ -146,7 +146,7 @@ def test_restoring_a_table_to_before_a_replicated_commit_is_an_error(tmp_path: P
     # This restores the node's last commit, so that nothing of the node is lost.
     t.theirs("RESTORE", ADD, version=1)
     assert [operation for _, operation, _ in t.found()] == ["WRITE", "RESTORE"]
-    t.log.forget_others(3)
+    t.log.forget_others("app", 3)
     t.ours()
     t.theirs("RESTORE", ADD, version=1)
     # The first commit of another application replaces nothing, and one that says so is no copy of this table.

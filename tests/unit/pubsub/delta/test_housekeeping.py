@@ -33,10 +33,12 @@ from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action, Listed, Operation, Retention
+from pubsub.delta.sources import owner, owner_property
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.source import Source
 from tests.support.json_transactions import JsonTransactions
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])
@@ -462,6 +464,29 @@ def test_a_list_of_files_that_are_all_too_young_is_no_reason_for_a_vacuum(table:
     table.commit(deleted=[1])
     assert not kept(table, cleaning).visit(clean=True).vacuumed
     assert cleaning.vacuums == []
+
+
+def test_a_file_that_no_commit_names_may_be_of_another_node_that_writes_the_table(
+    table: Table, cleaning: Cleaning
+) -> None:
+    """It may belong to a copy that is older than this process; what commits have removed goes all the same."""
+    source = Source("_pubsub_source", "one")
+    table.commit(added=[1, 2])
+    (removed,) = table.files
+    table.commit(added=[3], deleted=[1, 2])
+    table.log.refresh()
+    configuration = {**table.log.properties, owner_property(source): owner("other", 1, "7/db")}
+    table.log.commit([{"metaData": {**table.log.metadata, "configuration": configuration}}], Operation.ALTER)
+    age(table, 10_000)
+    stray = Path(table.target.path, "part-stray.parquet")
+    stray.touch()
+    age(table, 10_000, stray.name, removed, *table.files)
+    for node, names in (("node", {removed}), ("other", {removed, stray.name})):
+        upkeep = Upkeep(table.log, cleaning, time.time(), node)
+        upkeep.visit(clean=True)
+        listed = cleaning.vacuums.pop()
+        assert listed is not None
+        assert {name for name in listed if name.startswith("part-")} == names
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written", "resting"])

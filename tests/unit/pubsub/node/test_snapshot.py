@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,18 @@ class HandWrittenLog:
         self.log = path / "_delta_log"
         self.log.mkdir(parents=True)
 
-    def commit(self, version: int, *actions: dict[str, Any], first: int | None = None, last: int | None = None) -> None:
+    def commit(
+        self,
+        version: int,
+        *actions: dict[str, Any],
+        first: int | None = None,
+        last: int | None = None,
+        source: str | None = None,
+    ) -> None:
         given = version if first is None else first
         metadata = {"first": str(Lsn(given)), "last": str(Lsn(last or given))} if given else None
+        if metadata is not None and source is not None:
+            metadata["source"] = source
         info = {"timestamp": 0, "operation": "WRITE"} | ({"userMetadata": json.dumps(metadata)} if metadata else {})
         lines = [json.dumps(action) for action in (*actions, {"commitInfo": info})]
         aside = self.log / f".{version}.tmp"
@@ -264,3 +274,30 @@ def test_a_cleaned_table_that_joined_without_a_copy(log: HandWrittenLog, applied
     found = list(snapshot.commits("n", log.relation(generation=0, joined=0x100)))
     joined = None if applied else Held(Lsn(0x100), Lsn(0x100))
     assert found == [(3, Held(Lsn(0x200), Lsn(0x200))), (2, joined)]
+
+
+def test_the_commits_of_other_sources_have_other_publishers_lsns(log: HandWrittenLog) -> None:
+    """They show what the version before them does; also where the log has no commit of the source any more."""
+    app_id = application_id("n", 1, 2, 1)
+    source = replace(log.relation(), definition=json.dumps({"source": ["_pubsub_source", "one"]}))
+
+    def txn(app: str, version: int) -> dict[str, Any]:
+        return {"txn": {"appId": app, "version": version}}
+
+    def held() -> dict[int, Held | None]:
+        return dict(snapshot.commits("n", source))
+
+    log.make()
+    log.commit(1, txn(app_id, 0x100), first=0x100, source="one")
+    log.commit(2, txn(application_id("n", 3, 2, 1), 0x900), first=0x900, source="two")
+    log.commit(3, first=0x50)
+    assert held() == {0: None, 1: Held(Lsn(0x100), Lsn(0x100)), 2: None, 3: None}
+    assert dict(snapshot.commits("n", log.relation()))[2] is None, "nor is it one of a table without sources"
+    DeltaTable(str(log.path)).create_checkpoint()
+    for version in range(3):
+        (log.log / f"{version:020d}.json").unlink()
+    log.commit(4, txn(app_id, 0x200), first=0x150, last=0x200, source="one")
+    assert held() == {3: Held(Lsn(0x100), Lsn(0x100)), 4: Held(Lsn(0x150), Lsn(0x200))}
+    followed = replace(source, lsn=Lsn(0x140))
+    assert dict(snapshot.commits("n", followed))[3] == Held(Lsn(0x140), Lsn(0x140))
+    assert dict(snapshot.commits("n", replace(source, copy_generation=2)))[3] is None

@@ -9,6 +9,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.identifiers import QualifiedName
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.parser import parse, parse_one, parse_statement
+from pubsub.sql.source import Source
 from pubsub.sql.statements import (
     AddPublication,
     AlterSubscription,
@@ -391,3 +392,29 @@ def test_a_malformed_amount_names_the_units() -> None:
         parse("ALTER SUBSCRIPTION s SET (batch_age = 'fast')")
     assert caught.value.message == 'invalid value for parameter "batch_age": "fast"'
     assert caught.value.hint == 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'
+
+
+def test_a_source_is_given_when_the_subscription_is_created() -> None:
+    """With a column of its own name, and not with options that would concern other sources' rows."""
+    found = options_of("source = 'tenant 7'")
+    assert (found.source, found.source_column) == ("tenant 7", "_pubsub_source")
+    assert found.layouts.source == Source("_pubsub_source", "tenant 7")
+    assert options_of("source = a, source_column = tenant").layouts.source == Source("tenant", "a")
+    assert options_of("binary").layouts.source is None
+    for text, message in (
+        ("source = ''", "invalid value for parameter"),
+        (f"source = '{'x' * 201}'", "invalid value for parameter"),
+        ("source = '__HIVE_DEFAULT_PARTITION__'", "invalid value for parameter"),
+        ("source = 'a\nb'", "invalid value for parameter"),
+        ("source = a, source_column = 'a b'", "invalid value for parameter"),
+        ("source_column = tenant", "source_column requires a source"),
+        ("source = a, mode = 'public.t (history)'", "mutually exclusive"),
+        ("source = a, dropped_columns = drop", "mutually exclusive"),
+        ("source = a, register = lake", "mutually exclusive"),
+        ("source = a, cluster_by = 'public.t (a)'", "mutually exclusive"),
+        ("source = a, partition_by = 'public.t (a)'", "mutually exclusive"),
+    ):
+        with pytest.raises(PubsubError, match=message):
+            options_of(text)
+    with pytest.raises(PubsubError, match="unrecognized subscription parameter"):
+        parse_one("ALTER SUBSCRIPTION s SET (source = a)")

@@ -1,0 +1,304 @@
+"""The option source: several databases write one Delta table, each of them its own rows."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Conflict, Operation, Request
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
+from pubsub.errors import PubsubError
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.replica import RunningNode, wait_until
+from tests.support.sources import COLUMN, Tenant
+
+SETUP = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text, n int); ALTER TABLE t ALTER v SET STORAGE EXTERNAL;"
+    "INSERT INTO t SELECT g, '{name}' || repeat('x', 3000) || g, g FROM generate_series(1, {rows}) g;"
+    "CREATE PUBLICATION p FOR TABLE t"
+)
+CHANGES = (
+    "INSERT INTO t VALUES (1000, '{name}', 1)",
+    "UPDATE t SET n = -n WHERE id IN (1, 2)",
+    "DELETE FROM t WHERE id = 5",
+    "UPDATE t SET id = id + 2000 WHERE id = 4",
+    (
+        "BEGIN; INSERT INTO t SELECT g, '{name}' || g, g FROM generate_series(3000, 3100) g;"
+        "UPDATE t SET n = 0 WHERE id > 3090; DELETE FROM t WHERE id BETWEEN 3000 AND 3050; COMMIT"
+    ),
+)
+
+Tenants = Callable[..., Tenant]
+
+
+@pytest.fixture
+def tenants(node: RunningNode, publisher: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[Tenants]:
+    """A function that makes a tenant's database, with the same keys as the others' and other values."""
+    made: list[Tenant] = []
+    target = f"t{zlib.crc32(request.node.nodeid.encode())}"
+
+    def make(value: str, rows: int = 20, setup: str = SETUP) -> Tenant:
+        tenant = Tenant(node, publisher, value, target)
+        made.append(tenant)
+        tenant.execute(setup.format(name=tenant.database.name, rows=rows))
+        return tenant
+
+    yield make
+    for tenant in made:
+        tenant.close()
+
+
+def test_three_databases_write_one_table(tenants: Tenants) -> None:
+    """Changes under equal keys, TRUNCATE, RESYNC and ALTER TABLE of one are its own; a fourth joins without touching the others."""
+    one, two, three = every = [tenants(value, rows) for value, rows in (("one", 20), ("two", 30), ("it's 3", 40))]
+    for tenant in every:
+        tenant.join()
+    assert len({tenant.path("t") for tenant in every}) == 1
+    for statement in CHANGES:
+        for tenant in every:
+            tenant.execute(statement.format(name=tenant.database.name))
+        for tenant in every:
+            tenant.assert_own("t")
+    two.execute("BEGIN; TRUNCATE t; INSERT INTO t VALUES (1, 'after it', 1); COMMIT")
+    one.execute("UPDATE t SET n = 7 WHERE id = 1")
+    for tenant in every:
+        tenant.assert_own("t")
+    generation = three.relation("t").copy_generation
+    three.alter("RESYNC TABLE t")
+    three.until_copied("t", generation)
+    one.execute("ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t VALUES (9000, 'with c', 1, 6)")
+    two.execute("UPDATE t SET n = 8 WHERE id = 1; INSERT INTO t VALUES (2, 'without', 2)")
+    one.assert_own("t", "id, v, n, c")
+    for tenant in (two, three):
+        tenant.execute("UPDATE t SET n = n + 1 WHERE id = 1")
+        tenant.assert_own("t")
+        assert {row["c"] for row in tenant.own("t")} == {None}
+    # The others get the column later, with values of their own.
+    two.execute("ALTER TABLE t ADD c int DEFAULT 11; INSERT INTO t VALUES (3, 'with c', 1, NULL)")
+    two.assert_own("t", "id, v, n, c")
+    one.assert_own("t", "id, v, n, c")
+
+    before = [[(row["id"], row["v"], row["n"]) for row in tenant.own("t")] for tenant in every]
+    version = one.version("t")
+    versions = [tenant.node.run(tenant.node._node.snapshot(tenant.name)).lsn for tenant in every]
+    four = tenants("four", 25)
+    four.join()
+    four.assert_own("t")
+    assert [[(row["id"], row["v"], row["n"]) for row in tenant.own("t")] for tenant in every] == before
+    assert changed_since(one, version) == {"four"}
+    assert all(
+        tenant.node.run(tenant.node._node.snapshot(tenant.name)).lsn >= at
+        for tenant, at in zip(every, versions, strict=True)
+    )
+    for tenant in (*every, four):
+        tenant.execute(f"INSERT INTO t VALUES (9999, '{tenant.database.name}', 9)")
+    for tenant in (*every, four):
+        tenant.assert_own("t")
+        tenant.assert_verified("public.t")
+        assert tenant.relation("t").foreign is None
+        statistics = tenant.node.statistics(tenant.name)
+        assert (statistics["apply_error_count"], statistics["sync_error_count"]) == (0, 0)
+    assert DeltaTable(one.path("t")).metadata().partition_columns == [COLUMN]
+    found = one.node.fetch(f"SELECT {COLUMN} AS source, count(*) AS rows FROM {one.target}.public.t GROUP BY 1")
+    assert {row["source"]: row["rows"] for row in found} == {
+        tenant.value: len(tenant.publishers("t", "id")) for tenant in (*every, four)
+    }
+    shown = one.node.fetch("SELECT source FROM pg_subscription_rel WHERE source IS NOT NULL")
+    assert {row["source"] for row in shown} == {tenant.value for tenant in (*every, four)}
+
+
+def changed_since(tenant: Tenant, version: int) -> set[str | None]:
+    """Return the sources whose files commits after this version have added or removed; merged files have the same rows."""
+    log = TableLog(tenant.path("t"))
+    log.refresh()
+    found: set[str | None] = set()
+    for number in range(version + 1, log.version + 1):
+        for action in log.actions(number) or ():
+            for kind, what in action.items():
+                if kind in ("add", "remove") and what["dataChange"]:
+                    found.add(what["partitionValues"][COLUMN])
+    return found
+
+
+def test_what_does_not_fit_is_refused(tenants: Tenants, node: RunningNode) -> None:
+    """By name, and before any row comes."""
+    one = tenants("one")
+    one.join()
+    two = tenants("two")
+    target = f"target = '{one.target}'"
+
+    def refused(options: str, tenant: Tenant = two) -> str:
+        return str(tenant.refused(f"{target}, {options}").message)
+
+    assert "the source of the Delta table for relation" in refused("source = 'one'")
+    assert "belongs to subscription" in refused("enabled = true")
+    for mode in ("history", "scd2"):
+        assert "mutually exclusive" in refused(f"source = 'two', mode = {mode}")
+    assert "mutually exclusive" in refused("source = 'two', register = lake")
+    assert "needs a copy" in refused("source = 'two', copy_data = false")
+    assert "has its sources in column" in refused("source = 'two', source_column = tenant")
+    assert "the option deletes" in refused("source = 'two', deletes = soft")
+    three = tenants(
+        "three", setup="CREATE TABLE t (id int PRIMARY KEY, v text, n text); CREATE PUBLICATION p FOR TABLE t"
+    )
+    assert 'column "n" of table "public.t" does not fit' in refused("source = 'three'", three)
+    four = tenants("four", setup="CREATE TABLE t (id int, n int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
+    assert "has the key (n), its Delta table (id)" in refused("source = 'four'", four)
+    five = tenants(
+        "five", setup="CREATE TABLE t (v text); ALTER TABLE t REPLICA IDENTITY FULL; CREATE PUBLICATION p FOR TABLE t"
+    )
+    assert "has no key" in refused("source = 'five'", five)
+    six = tenants("six")
+    six.subscribe(target=f"'{one.target}_plain'")
+    six.until_ready()
+    six.drop()
+    plain = two.refused(f"target = '{one.target}_plain', source = 'two'")
+    assert "has no column of sources" in plain.message
+    with pytest.raises(PubsubError, match="unrecognized subscription parameter"):
+        one.alter("SET (source = 'other')")
+    # The rows of a dropped subscription stay; another one takes the source over once they are gone.
+    one.drop()
+    assert "holds rows of source" in refused("source = 'one'", one)
+    two.join()
+    two.assert_own("t")
+    assert len(two.own("t")) == 20
+
+
+def test_columns_that_one_source_drops_or_renames(tenants: Tenants) -> None:
+    """A dropped one stays while others have it; a renamed one is copied under its new name; another type is refused."""
+    one, two = tenants("one"), tenants("two")
+    one.join()
+    two.join()
+    one.execute("ALTER TABLE t DROP n; INSERT INTO t VALUES (500, 'without n')")
+    two.execute("UPDATE t SET n = 50 WHERE id = 2")
+    one.assert_own("t", "id, v")
+    two.assert_own("t")
+    generation = one.relation("t").copy_generation
+    one.execute("ALTER TABLE t RENAME v TO w; INSERT INTO t VALUES (501, 'renamed')")
+    one.until_copied("t", generation)
+    one.assert_own("t", "id, w")
+    assert {row["v"] for row in one.own("t")} == {None}
+    two.execute("INSERT INTO t VALUES (501, 'as before', 1)")
+    two.assert_own("t")
+    assert {row["w"] for row in two.own("t")} == {None}
+    two.execute("ALTER TABLE t ALTER n TYPE bigint; INSERT INTO t VALUES (502, 'wider', 5000000000)")
+    text = 'column "n" of table "public.t" does not fit the Delta table of source "two"'
+    wait_until(lambda: text in str(two.node.statistics(two.name)["error"]), "the copy to be refused")
+    one.execute("INSERT INTO t VALUES (503, 'goes on')")
+    one.assert_own("t", "id, w")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deletes": "soft", "metadata": "'* (lsn, op)'", "truncate": "'* (soft)'"},
+        pytest.param({"mask": "'public.t (v null)'"}, marks=pytest.mark.full),
+        pytest.param({"truncate": "ignore"}, marks=pytest.mark.full),
+        pytest.param(
+            {"table_properties": "'* (delta.columnMapping.mode = name)'", "binary": "true"}, marks=pytest.mark.full
+        ),
+        pytest.param({"source_column": "tenant", "streaming": "parallel", "batch_rows": "5"}, marks=pytest.mark.full),
+    ],
+)
+def test_with_other_options(tenants: Tenants, options: dict[str, str]) -> None:
+    one, two = tenants("one"), tenants("two")
+    for tenant in (one, two):
+        tenant.join(**options)
+    for statement in CHANGES:
+        for tenant in (one, two):
+            tenant.execute(statement.format(name=tenant.database.name))
+    for tenant in (one, two):
+        tenant.caught_up()
+    column = options.get("source_column", COLUMN)
+    soft, masked = "deletes" in options, "mask" in options
+    for tenant in (one, two):
+        rows = [row for row in tenant.rows("t") if row[column] == tenant.value]
+        live = [row for row in rows if not soft or row["_pubsub_deleted_at"] is None]
+        names = ("id", "n") if masked else ("id", "v", "n")
+        found = sorted((tuple(row[name] for name in names) for row in live), key=repr)
+        assert found == tenant.publishers("t", ", ".join(names))
+        assert (len(rows) > len(live)) == soft
+        tenant.assert_verified("public.t")
+    one.execute("TRUNCATE t")
+    one.caught_up()
+    rows = one.rows("t")
+    left = [row for row in rows if row[column] == "one" and (not soft or row["_pubsub_deleted_at"] is None)]
+    assert bool(left) == ("truncate" in options and not soft)
+    assert len([row for row in rows if row[column] == "two"]) >= len(two.publishers("t", "id"))
+
+
+def test_tenants_at_once(tenants: Tenants) -> None:
+    """Copies, and then batches, of all at the same time: each is committed as it was staged."""
+    every = [tenants(f"n{number}", 10 + number) for number in range(5)]
+    for tenant in every:
+        tenant.subscribe(target=f"'{tenant.target}'", source=f"'{tenant.value}'")
+    for tenant in every:
+        tenant.until_ready()
+    for number in range(10):
+        for tenant in every:
+            tenant.execute(f"UPDATE t SET n = n + {number}; INSERT INTO t VALUES (100 + {number}, 'new', 0)")
+    for tenant in every:
+        tenant.assert_own("t")
+        assert tenant.relation("t").foreign is None
+        statistics = tenant.node.statistics(tenant.name)
+        assert (statistics["apply_error_count"], statistics["sync_error_count"]) == (0, 0)
+
+
+def test_delta_finds_conflicts_in_the_partition_alone(spark: Spark, tmp_path: Path) -> None:
+    """A commit that was worked out from one partition may come after others that changed another, and not after one of its own."""
+    path = str(tmp_path / "t")
+    spark.session.sql(
+        f"CREATE TABLE delta.`{path}` (k BIGINT, `{COLUMN}` STRING) USING delta PARTITIONED BY (`{COLUMN}`)"
+    )
+    transactions = DeltaTransactions(spark.session)
+    table_id = DeltaTable(path).metadata().id
+
+    def add(value: str, name: str) -> dict[str, Any]:
+        stats = json.dumps({"numRecords": 0})
+        Path(path, name).write_bytes(b"x")
+        return {
+            "add": {
+                "path": name,
+                "partitionValues": {COLUMN: value},
+                "size": 1,
+                "modificationTime": 0,
+                "dataChange": True,
+                "stats": stats,
+            }
+        }
+
+    value = "it's \\ 1"
+
+    def commit(of: str, name: str, part: str | None, meanwhile: list[tuple[str, str]]) -> None:
+        version = DeltaTable(path).version()
+        request = Request(
+            path, version, table_id, [add(of, name)], Operation.WRITE, None, None if part is None else (COLUMN, part)
+        )
+        started = transactions._commit
+
+        def late(transaction: Any, asked: Request) -> None:
+            transactions._commit = started  # type: ignore[method-assign]
+            for other, file in meanwhile:
+                at = DeltaTable(path).version()
+                between = Request(path, at, table_id, [add(other, file)], Operation.WRITE, None, (COLUMN, other))
+                DeltaTransactions(spark.session).commit(between)
+            started(transaction, asked)
+
+        transactions._commit = late  # type: ignore[method-assign]
+        transactions.commit(request)
+
+    commit(value, "a", value, [("two", "b"), ("three", "c")])
+    assert DeltaTable(path).version() == 3
+    with pytest.raises(Conflict):
+        commit(value, "d", value, [("two", "e"), (value, "f")])
+    with pytest.raises(Conflict):
+        commit(value, "g", None, [("two", "h")])
+    assert DeltaTable(path).version() == 6, "those that came between"
