@@ -44,6 +44,14 @@ def catalog(request: pytest.FixtureRequest, publisher: EmbeddedPostgres) -> Iter
     publisher.drop_database("two_daemons")
 
 
+def restart_workers(daemon: Daemon) -> None:
+    """Have the settings reloaded with one that is not taken over in place."""
+    settings = daemon.home / "pubsub.toml"
+    settings.write_text('logical_decoding_work_mem = "65MB"\n' + settings.read_text())
+    daemon.mark()
+    daemon.process.send_signal(signal.SIGHUP)
+
+
 @pytest.mark.soak
 def test_a_daemon_that_was_stopped_in_its_commit_commits_nothing(
     tmp_path: Path, database: Database, catalog: str | None, publisher: EmbeddedPostgres
@@ -107,14 +115,10 @@ def test_one_that_stands_by_takes_over(tmp_path: Path, database: Database, publi
         with urlopen(f"http://127.0.0.1:{port.number}/metrics") as answer:
             assert b"\npubsub_standing_by 1.0\n" in answer.read()
         # A reload while it stands by, and the other's rows meanwhile.
-        (second.home / "pubsub.toml").write_text((second.home / "pubsub.toml").read_text().replace("300ms", "301ms", 1))
-        second.mark()
-        second.process.send_signal(signal.SIGHUP)
+        restart_workers(second)
         wait_until(lambda: second.said("daemon stands by"), "the second daemon to stand by again")
         # Nor is one of the daemon that works an end for which the other waits.
-        (first.home / "pubsub.toml").write_text((first.home / "pubsub.toml").read_text().replace("300ms", "301ms", 1))
-        first.mark()
-        first.process.send_signal(signal.SIGHUP)
+        restart_workers(first)
         wait_until(lambda: first.said("daemon has started"), "the first daemon to have started again")
         subscribed.write(3)
         subscribed.assert_equal()
