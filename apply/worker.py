@@ -403,8 +403,7 @@ class ApplyWorker:
         if self._tables.version(destination.relid) >= at:
             raise NotInPrerequisiteState(f'table "{destination.table.relation}" is past {at}')
         staged = await asyncio.to_thread(self._writers.write, destination.table, folded, replace_all=False)
-        source = destination.table.source
-        record = Commit(destination.app_id, at, at, source=None if source is None else source.value)
+        record = Commit(destination.app_id, at, at, source=destination.table.whose)
         try:
             await self._pipeline.commit_between(StagedTable(destination, staged, record, 0, 0, 0))
         except BaseException:

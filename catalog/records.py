@@ -129,6 +129,12 @@ class NewRelation:
     definition: str | None = None
     estimated_rows: int | None = None
 
+    @property
+    def whose(self) -> str | None:
+        """The source whose rows of the Delta table are its own; None: all are."""
+        source = _source_of(self.definition)
+        return None if source is None else source.value
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignCommit:
@@ -236,8 +242,12 @@ class SubscriptionRel:
     @property
     def source(self) -> Source | None:
         """Whose rows of the Delta table are its own; None: all, or that is not decided yet."""
-        found = None if self.definition is None else json.loads(self.definition).get("source")
-        return None if found is None else Source(*found)
+        return _source_of(self.definition)
+
+    @property
+    def whose(self) -> str | None:
+        """The source's own text."""
+        return None if self.source is None else self.source.value
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -718,3 +728,9 @@ class State:
         return {
             (one.subid, one.relid, one.generation): one.started for one in self.verifications if one.lsn is not None
         }
+
+
+def _source_of(definition: str | None) -> Source | None:
+    """Return whose rows of its Delta table a table with this definition has; None: all, or there is no definition yet."""
+    found = json.loads(definition or "{}").get("source")
+    return None if found is None else Source(*found)

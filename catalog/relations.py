@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -232,12 +231,6 @@ async def _remember_generation(connection: AsyncConnection, subid: int, relid: i
         await connection.execute(update(_S).where(_S.c.oid == subid, known < copied).values(left_generation=copied))
 
 
-def _source_of(definition: str | None) -> str | None:
-    """Return the source whose rows of its Delta table a table has; None: all of them."""
-    found = json.loads(definition or "{}").get("source")
-    return None if found is None else str(found[1])
-
-
 async def relids(connection: AsyncConnection, subid: int) -> set[int]:
     """Return the oids of the subscription's tables, within the caller's transaction."""
     return set((await connection.execute(select(_T.c.relid).where(_T.c.subid == subid))).scalars())
@@ -261,7 +254,7 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
         if new.relid in known:
             raise DuplicateObject(f'relation "{new.schema}.{new.name}" is already part of the subscription')
         # Subscriptions with sources of their own share a Delta table.
-        others, source = taken.setdefault(new.path, {}), _source_of(new.definition)
+        others, source = taken.setdefault(new.path, {}), new.whose
         owner = (
             others.get(source) or others.get(None) or (next(iter(others.values()), None) if source is None else None)
         )
@@ -286,7 +279,7 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
                 # One that is to be copied gets its generation from begin_copy.
                 "copy_generation": 0 if new.state is RelState.INIT else joined,
                 "joined_generation": 0 if new.state is RelState.INIT else joined,
-                "path": from_rows.stored_path(new.path, _source_of(new.definition)),
+                "path": from_rows.stored_path(new.path, new.whose),
                 "definition": new.definition,
                 "estimated_rows": new.estimated_rows,
             }

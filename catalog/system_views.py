@@ -97,7 +97,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             ", ".join(rel.left_out), ", ".join(rel.masked),
             ", ".join(f"{quote_identifier(one)} {quote_identifier(other)}" for one, other in rel.renamed),
             rel.deletes, ", ".join(name for _, name in rel.metadata),
-            rel.truncate, None if rel.source is None else rel.source.value,
+            rel.truncate, rel.whose,
             None if registration.name is None else str(TableName(*registration.name)),
             registration.error, registration.error_hint,
         )  # fmt: skip

@@ -265,7 +265,7 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
 
 
 def _refuse_unfit_source(target: TargetTable, copy_data: bool) -> None:
-    """Refuse what a table of several sources cannot do: start with rows that nobody has read, and lie where only Spark reaches it."""
+    """Refuse a table of several sources that starts without a copy, or lies where only Spark reaches it."""
     from pubsub.delta.places import is_reached
 
     if target.source is None:

@@ -398,8 +398,8 @@ class SyncWorker:
     ) -> None:
         await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
-        whose = None if target.source is None else target.source.value
-        record = Commit(self._app_id(plan.generation), plan.start, plan.start, until, copied=True, source=whose)
+        app_id = self._app_id(plan.generation)
+        record = Commit(app_id, plan.start, plan.start, until, copied=True, source=target.whose)
         if await self._copy_in_thread(plan, source, target, record):
             return
         await self._start_spark()

@@ -394,7 +394,7 @@ class _Wanted:
 
         A copy leaves the columns that others have as they are, and adds those that they lack.
         """
-        value = "" if self._target.source is None else self._target.source.value
+        value = self._target.whose
         where = f'The Delta table at "{self._target.path}" has rows of other sources, too.'
         if alteration.retype:
             name = min(alteration.retype)

@@ -343,8 +343,7 @@ class Follower:
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
         before = table.target
-        source = None if before.source is None else before.source.value
-        record = Commit(table.app_id, after.since, after.since, previous=version or None, source=source)
+        record = Commit(table.app_id, after.since, after.since, previous=version or None, source=before.whose)
         await faults.reached(f"alter {before.relation}")
         table.target = await in_thread(
             partial(

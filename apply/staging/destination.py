@@ -90,8 +90,7 @@ class Destination:
         last = batch.last_lsn
         if self.stops_before is not None:
             last = max(t.end_lsn for t in batch.transactions if t.end_lsn < self.stops_before)
-        source = None if self.table.source is None else self.table.source.value
-        return Commit(self.app_id, batch.first_lsn, last, source=source)
+        return Commit(self.app_id, batch.first_lsn, last, source=self.table.whose)
 
 
 class WrittenByOthers(Exception):

@@ -329,22 +329,33 @@ def join(transactions: Transactions, table: TargetTable) -> None:
 
 
 def _for_source(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
-    by_name = {folded_name(column["name"]): column for column in have}
     added = []
-    for one in table.schema:
-        column, other = schema.field_of(one), by_name.get(folded_name(one.name))
+    for one, column, other in _beside(table, have):
         if other is None:
             added.append((one, column))
-        elif (other["name"], other["type"]) != (one.name, column["type"]):
-            raise other_type(table, one.name, f"{other['name']} {_text(other)}", f"{one.name} {_text(column)}")
+        else:
+            _require_same(table, column, other)
     return _with_added(log, table, have, added)
 
 
-def _with_past(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
+def _require_same(table: TargetTable, column: schema.Field, other: schema.Field) -> None:
+    """Raise NotInPrerequisiteState unless the column `other` of a table of several sources is this source's `column`, too."""
+    if (other["name"], other["type"]) != (column["name"], column["type"]):
+        raise other_type(table, column["name"], f"{other['name']} {_text(other)}", f"{column['name']} {_text(column)}")
+
+
+def _beside(
+    table: TargetTable, have: Sequence[schema.Field]
+) -> Iterator[tuple[pa.Field, schema.Field, schema.Field | None]]:
+    """Yield each of the table's columns, what it is in Delta's schema, and the column of `have` with its name, in any spelling."""
     by_name = {folded_name(column["name"]): column for column in have}
-    added = []
     for one in table.schema:
-        column, other = schema.field_of(one), by_name.get(folded_name(one.name))
+        yield one, schema.field_of(one), by_name.get(folded_name(one.name))
+
+
+def _with_past(log: TableLog, table: TargetTable, have: list[schema.Field]) -> tuple[TargetTable, list[Action]]:
+    added = []
+    for one, column, other in _beside(table, have):
         if other is None:
             added.append((one, column))
         elif other["name"] != one.name:
@@ -456,8 +467,7 @@ def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[sche
     for one, _ in change.add:
         column = schema.field_of(one)
         if (other := there.get(folded_name(one.name))) is not None:
-            if (other["name"], other["type"]) != (one.name, column["type"]):
-                raise other_type(table, one.name, f"{other['name']} {_text(other)}", f"{one.name} {_text(column)}")
+            _require_same(table, column, other)
             continue  # another source has it already
         if mapped:
             greatest = schema.map_new(column, greatest)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pubsub.delta import table as delta
@@ -82,11 +83,11 @@ def refuse_unfit(table: TargetTable, found: Mapping[str, str]) -> None:
             )
         return
     if found.get(SOURCE) != table.source.column:
-        column = f'has its sources in column "{found[SOURCE]}"' if SOURCE in found else "has no column of sources"
+        has = "has no column of sources"
+        if SOURCE in found:
+            has = f'has its sources in column "{found[SOURCE]}", not "{table.source.column}"'
         raise NotInPrerequisiteState(
-            f'the Delta table for "{table.relation}" {column}, not "{table.source.column}"'
-            if SOURCE in found
-            else f'the Delta table for "{table.relation}" {column}',
+            f'the Delta table for "{table.relation}" {has}',
             detail=where,
             hint="Choose another target; the first subscription with a source makes the table.",
         )
@@ -119,9 +120,8 @@ def refuse_unfit_types(table: TargetTable) -> None:
 
 def other_type(table: TargetTable, column: str, there: str, wanted: str) -> NotInPrerequisiteState:
     """Return the error for a column that the Delta table has as `there`, and the source as `wanted`."""
-    value = None if table.source is None else table.source.value
     return NotInPrerequisiteState(
-        f'column "{column}" of table "{table.relation}" does not fit the Delta table of source "{value}"',
+        f'column "{column}" of table "{table.relation}" does not fit the Delta table of source "{table.whose}"',
         detail=f'The Delta table at "{table.path}" has the column {there}, the source needs {wanted}.',
         hint="Give it the same type at all sources, choose one by the option types, or leave the column out.",
     )
@@ -151,7 +151,7 @@ def refuse_rows(table: TargetTable) -> None:
     log = TableLog(table.path)
     log.refresh()
     mapped = delta.load(table.path, table.relation, None).mapped
-    files = own_files(log, delta.with_names(table, mapped))
+    files = own_files(log, replace(table, mapped=mapped))
     if files and rows_in_files(files) != 0:
         assert table.source is not None
         raise NotInPrerequisiteState(

@@ -124,6 +124,11 @@ class TargetTable:
         return _mark(self.versions, self.soft_deletes)
 
     @property
+    def whose(self) -> str | None:
+        """The source whose rows the table's are; None: it has no sources."""
+        return None if self.source is None else self.source.value
+
+    @property
     def marks_truncated(self) -> bool:
         """Whether rows stay that a TRUNCATE takes from the publisher's table, marked."""
         return self.truncate == "soft" or self.versions
@@ -564,11 +569,6 @@ def fits(table: TargetTable) -> bool:
     """Return whether the existing Delta table has all the columns, with their types."""
     have = {field.name: field.type for field in read_schema(table.path)}
     return all(have.get(field.name) == field.type for field in table.schema)
-
-
-def with_names(table: TargetTable, mapped: delta_schema.Mapped) -> TargetTable:
-    """Return the table with the names that the Delta table's columns have in data files."""
-    return replace(table, mapped={name: mapped[name] for name in table.schema.names if name in mapped})
 
 
 def check_columns(table: TargetTable) -> None:

@@ -146,14 +146,14 @@ def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, Held
     """
     from pubsub.delta import history
 
-    found, source = history.commits(relation.path), relation.source
+    found, whose = history.commits(relation.path), relation.whose
     for version, metadata in found.newest_first():
-        held = _held(metadata, None if source is None else source.value)
+        held = _held(metadata, whose)
         if version == found.oldest and held is None and _is_as_it_joined(node_id, relation, version):
             # The table joined without a copy: the rows it held then show the LSN of that moment.
             joined = relation.lsn or INVALID_LSN
             held = Held(joined, joined)
-        elif version == found.oldest and held is None and source is not None:
+        elif version == found.oldest and held is None and whose is not None:
             held = _of_idle_source(node_id, relation, version)
         yield version, held
 

@@ -545,7 +545,7 @@ def test_prepared_statements_see_the_slots_of_their_moment(ours: psycopg.Connect
 
 @pytest.mark.parametrize("prepare", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_function_is_not_called_for_any_number_of_rows(ours: psycopg.Connection[Any], prepare: bool) -> None:
-    """A billion rows would be collected here, whoever asks."""
+    """A billion rows would be collected here, before the role is looked at."""
     many = "SELECT pg_drop_replication_slot('none_' || n) FROM generate_series(1, {}) n"
     with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="for 10000 rows at most"):
         ours.execute(many.format(10_001).encode(), prepare=prepare)

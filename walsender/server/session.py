@@ -74,7 +74,7 @@ class Session:
         self.user_oid: int | None = None
         """The role's oid; known of a walsender's session."""
         self.database = _cut(client.database)
-        """As the startup message has it: bytes, whose encoding nobody knows."""
+        """As the startup message has it: bytes of an unknown encoding."""
         self.database_shown = client.database
         """In the client's encoding; known in a walsender's session."""
         self.database_oid = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,6 +14,18 @@ from walsender.server import exchange as exchanges
 from walsender.server.exchange import Exchange
 
 
+@asynccontextmanager
+async def exchange_with(
+    accepted: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[tuple[Exchange, asyncio.StreamWriter]]:
+    """Yield an exchange with a server that does this with its connection, and what writes to it."""
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        yield Exchange(reader, writer, writer), writer
+        writer.close()
+
+
 async def test_what_is_asked_after_the_server_s_end_is_not_waited_for() -> None:
     """A session that was ended rolled back on its way out, and waited for the answer for ever."""
 
@@ -19,11 +33,7 @@ async def test_what_is_asked_after_the_server_s_end_is_not_waited_for() -> None:
         await reader.readexactly(1)
         writer.close()
 
-    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        exchange = Exchange(reader, writer, writer)
+    async with exchange_with(accepted) as (exchange, _):
 
         async def session() -> None:
             try:
@@ -39,7 +49,6 @@ async def test_what_is_asked_after_the_server_s_end_is_not_waited_for() -> None:
         for waiting in (asking, idle):
             with pytest.raises(m.Closed):
                 await waiting
-        writer.close()
 
 
 async def test_an_answer_to_a_question_in_a_client_s_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +62,7 @@ async def test_an_answer_to_a_question_in_a_client_s_words_is_bounded(monkeypatc
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        exchange = Exchange(reader, writer, writer)
+    async with exchange_with(accepted) as (exchange, writer):
         running = asyncio.create_task(exchange.run())
         async with asyncio.timeout(300):
             with pytest.raises(ProgramLimitExceeded):
