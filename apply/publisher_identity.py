@@ -83,8 +83,8 @@ class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
 
     `copied`: some tables await no copy, so a gap in the stream would lose changes for them.  `prepared`: the end of the
-    last stored prepared transaction.  `least`: no synchronized table holds less.  LSNs are exclusive, 0 before the
-    first.
+    last stored prepared transaction.  `least`: no synchronized table holds less.  `continues_at`: nothing is missing before
+    it, since the slot of another system began there when that was accepted.  LSNs are exclusive, 0 before the first.
     """
 
     origin: Lsn
@@ -92,13 +92,15 @@ class Standing:
     copied: bool
     prepared: Lsn = INVALID_LSN
     least: Lsn = INVALID_LSN
+    continues_at: Lsn = INVALID_LSN
 
     @property
     def begins(self) -> Lsn:
         """Where the stream must begin at the latest; 0 if it may begin anywhere."""
         if not self.copied:
             return INVALID_LSN
-        return self.origin or self.least  # before the first origin the copies alone tell
+        # Before the first origin the copies alone tell.
+        return max(self.origin or self.least, self.continues_at)
 
 
 async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
@@ -271,13 +273,21 @@ async def is_followed(catalog: Catalog, subscription: Subscription, identity: Sy
         await asyncio.sleep(_LOOK_AGAIN)
 
 
-async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, began: Lsn | None) -> bool:
-    """Store the identity to follow and where its timeline began; return whether the identity has changed."""
+async def remember(
+    catalog: Catalog, subscription: Subscription, identity: SystemIdentity, began: Lsn | None, slot_begins: Lsn
+) -> bool:
+    """Store the identity to follow and where its timeline began; return whether the identity has changed.
+
+    Of another system, where its slot begins is stored, too: until something of it is applied, the subscription stands at
+    a position of the former one, before that.
+    """
     known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
     same = known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound
     if same and began in (None, subscription.publisher_timeline_start):
         return False
-    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline, began)
+    other = known[0] not in (None, identity.system_identifier)
+    continues_at = slot_begins if other else None
+    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline, began, continues_at)
     return not same
 
 
@@ -354,5 +364,7 @@ def followed(subscription: Subscription, current: Subscription) -> Subscription:
         publisher_timeline=current.publisher_timeline,
         publisher_timeline_start=current.publisher_timeline_start,
         publisher_lost_at=current.publisher_lost_at,
-        options=replace(subscription.options, rebound=current.options.rebound),
+        options=replace(
+            subscription.options, rebound=current.options.rebound, continues_at=current.options.continues_at
+        ),
     )

@@ -190,7 +190,8 @@ class ApplyWorker:
         )
         held = max(origin, relations.held, await relations.held_by_copies())
         prepared = await two_phase.greatest()
-        standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized)
+        continues_at = subscription.options.continues_at
+        standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized, continues_at)
         await publisher_identity.check_publications(connection, subscription)
         # A standby's WAL is not decoded here: its slots are made and lost as the primary's.
         gap = None if promotion.standby else fill.find(subscription, identity, slot, standing)
@@ -234,7 +235,10 @@ class ApplyWorker:
                 if isinstance(known, publisher_identity.SlotLost):
                     known.copies = start.begins != INVALID_LSN
                 raise known from error
-        if await publisher_identity.remember(self._catalog, subscription, start.identity, start.began):
+        has_changed = await publisher_identity.remember(
+            self._catalog, subscription, start.identity, start.began, start.sent_from
+        )
+        if has_changed:
             logger.info(
                 "publisher has another identity",
                 subscription=subscription.name,

@@ -33,7 +33,7 @@ from catalog.records import (
 from catalog.states import RelState
 from pubsub.errors import DataCorrupted
 from pubsub.memory import Memory
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.identifiers import decode_path, encode_path
 from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 
@@ -72,6 +72,7 @@ def subscription(row: Row) -> Subscription:
         raise DataCorrupted(f"the catalog holds an unknown subscription option {min(unknown)!r}")
     if stored.get("stop_lsn") is not None:
         stored["stop_lsn"] = Lsn(stored["stop_lsn"])
+    stored["continues_at"] = Lsn(stored.get("continues_at", INVALID_LSN))
     stored["resynced_at"] = tuple(stored.get("resynced_at", ()))
     options = replace(
         SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]

@@ -127,7 +127,7 @@ class Subscriptions(Database):
             await delete_relations(connection, oid, replaced)
             await insert_relations(connection, oid, list(replaced.values()))
             if publisher is not None:
-                await _store_publisher(connection, oid, *publisher, None)
+                await _store_publisher(connection, oid, *publisher, None, INVALID_LSN)
                 o = schema.origin
                 here = (o.c.subid == oid) & (o.c.relid == 0)
                 await connection.execute(
@@ -139,11 +139,19 @@ class Subscriptions(Database):
         return await self.alter_subscription(oid, enabled=enabled)
 
     async def set_publisher(
-        self, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None = None
+        self,
+        oid: int,
+        system_identifier: str,
+        timeline: int,
+        timeline_start: Lsn | None = None,
+        continues_at: Lsn | None = None,
     ) -> None:
-        """Store the publisher's identity.  The generation stays, so that no worker restarts."""
+        """Store the publisher's identity.  The generation stays, so that no worker restarts.
+
+        `continues_at`: where the slot of another system begins, behind everything of the former one; None: as before.
+        """
         async with self._write(bump=False) as connection:
-            await _store_publisher(connection, oid, system_identifier, timeline, timeline_start)
+            await _store_publisher(connection, oid, system_identifier, timeline, timeline_start, continues_at)
 
     async def set_publisher_lost(self, oid: int, lsn: Lsn) -> None:
         """Remember that the publisher lacks WAL up to `lsn`, which was received.  The generation stays."""
@@ -262,7 +270,12 @@ async def _alter(connection: AsyncConnection, oid: int, changes: SubscriptionCha
 
 
 async def _store_publisher(
-    connection: AsyncConnection, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None
+    connection: AsyncConnection,
+    oid: int,
+    system_identifier: str,
+    timeline: int,
+    timeline_start: Lsn | None,
+    continues_at: Lsn | None,
 ) -> None:
     here = _T.c.oid == oid
     query = select(_T.c.options, _T.c.publisher_system_identifier).where(here).with_for_update()
@@ -273,6 +286,9 @@ async def _store_publisher(
         # The commit record of another system is not to be found in this one's WAL.
         own = (schema.origin.c.subid == oid) & (schema.origin.c.relid == 0)
         await connection.execute(update(schema.origin).where(own).values(**_NO_COMMIT))
+    now: dict[str, object] = {"rebound": False}
+    if continues_at is not None:
+        now["continues_at"] = continues_at
     await connection.execute(
         update(_T)
         .where(here)
@@ -281,7 +297,7 @@ async def _store_publisher(
             publisher_timeline=timeline,
             publisher_timeline_start=timeline_start,
             publisher_lost_at=None,
-            options=dict(stored.options) | {"rebound": False},
+            options=dict(stored.options) | now,
         )
     )
 

@@ -76,6 +76,7 @@ class SubscriptionOptions:
     that Layouts parses, and `copy_first` names tables as they do.  `source`: what its rows have in the column `source_column` of
     Delta tables that other subscriptions write, too; None: its tables are its own.  `stop_lsn` is the last LSN to apply, inclusive;
     None for no end.  `wal_archive` is a directory of the publisher's WAL segments, or RESTORE_COMMAND; None: there is none.
+    `continues_at`, a state: where the slot of the last accepted other system begins, behind everything of the former one.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
     last day.
     """
@@ -92,6 +93,7 @@ class SubscriptionOptions:
     two_phase: bool = False
     two_phase_state: TwoPhaseState = "d"
     rebound: bool = False
+    continues_at: Lsn = INVALID_LSN
     disable_on_error: bool = False
     password_required: bool = True
     run_as_owner: bool = False

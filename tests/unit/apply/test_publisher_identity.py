@@ -158,6 +158,27 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
         {"identity": {"system_identifier": "9", "timeline": 1}, "slot": {"confirmed_flush_lsn": Lsn(20)}},
         "of the new system stands at 0/14",
     ),
+    (
+        # A worker that ended before it had applied anything of the new system found its slot past the tables, and stopped.
+        "an upgraded system that has been accepted, and nothing of it is applied",
+        {"slot": {"confirmed_flush_lsn": Lsn(150)}, "standing": replace(STANDS, continues_at=Lsn(150))},
+        None,
+    ),
+    (
+        "the same, before the first origin",
+        {"slot": {"confirmed_flush_lsn": Lsn(150)}, "standing": Standing(Lsn(0), Lsn(0), True, continues_at=Lsn(150))},
+        None,
+    ),
+    (
+        "the same, and the slot was advanced since",
+        {"slot": {"confirmed_flush_lsn": Lsn(151)}, "standing": replace(STANDS, continues_at=Lsn(150))},
+        "begins at 0/97, after 0/96",
+    ),
+    (
+        "an upgraded system of which something is applied, and the slot was advanced",
+        {"slot": {"confirmed_flush_lsn": Lsn(101)}, "standing": replace(STANDS, continues_at=Lsn(60))},
+        "begins at 0/65, after 0/64",
+    ),
 ]
 
 

@@ -332,6 +332,23 @@ async def test_the_last_commit_goes_with_the_origin(catalog: Catalog) -> None:
     assert (await catalog.subscription(oid)).publisher_lost_at is None
 
 
+async def test_where_another_system_continues_is_kept_until_everything_is_copied_anew(catalog: Catalog) -> None:
+    oid = (await with_table(catalog)).oid
+
+    async def continues_at() -> Lsn:
+        return (await catalog.subscription(oid)).options.continues_at
+
+    await catalog.set_publisher(oid, "7", 1)
+    assert await continues_at() == INVALID_LSN
+    await catalog.set_publisher(oid, "8", 1, None, BIG)
+    await catalog.set_publisher(oid, "8", 2)
+    await catalog.copy_again(oid, {1: None}, None)
+    assert await continues_at() == BIG
+    # The positions of a stream that begins anew are not to be compared with it.
+    await catalog.copy_again(oid, {1: None}, ("8", 1))
+    assert await continues_at() == INVALID_LSN
+
+
 async def test_drop_leaves_nothing(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     await catalog.advance_origin(sub.oid, Lsn(1), relid=1)
