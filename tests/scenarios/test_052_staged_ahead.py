@@ -58,6 +58,7 @@ def test_every_kind_of_transaction_is_staged_ahead(any_replica: Replica, taken: 
     assert not list((replica.node.home / "spill").rglob("*.arrows"))
 
 
+@pytest.mark.full
 @on("18")
 def test_staged_parts_are_used_at_the_commit(any_replica: Replica, taken: list[bool]) -> None:
     replica = any_replica

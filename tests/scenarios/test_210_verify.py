@@ -248,6 +248,7 @@ def test_the_publisher_is_read_at_the_rate(replica: Replica, monkeypatch: pytest
         assert at * rate >= sum(nbytes for _, nbytes in asked[:number])
 
 
+@pytest.mark.full
 def test_a_name_that_another_column_has_now_is_not_compared_with_it(replica: Replica) -> None:
     """The stream knows columns by their numbers: the next row drops and renames, whatever a repair wrote under the names."""
     create_and_subscribe(replica)

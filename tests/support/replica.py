@@ -36,7 +36,7 @@ PATIENCE = 300.0
 #: Short intervals for polling and retries; everything else has its default.
 SETTINGS: dict[str, Any] = {
     "wal_retrieve_retry_interval": "300ms",
-    "catalog_poll_interval": "50ms",
+    "catalog_poll_interval": "200ms",
     "max_logical_replication_workers": 10,
     "max_sync_workers_per_subscription": 3,
 }
@@ -44,10 +44,12 @@ SETTINGS: dict[str, Any] = {
 
 def wait_until(condition: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
     """Wait until `condition` returns something true, and return that."""
-    deadline = time.monotonic() + patience
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s; at last it was {found!r}"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < patience, f"{what}: not within {patience:g} s; at last it was {found!r}"
+        # Many a condition is a query to the node, which has work to do.
+        time.sleep(min(0.01 + waited / 10, 0.25))
     return found
 
 
