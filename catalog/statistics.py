@@ -1,16 +1,17 @@
-"""The daemon's statistics, for the views and status: written once a second, never needed for replication.
+"""The daemon's statistics, for the views and status: written once a second as far as they have changed, never needed for replication.
 
 A report about a subscription that was dropped meanwhile is ignored, since its worker may report one last time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 from sqlalchemy import Table, delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from catalog import from_rows, schema
 from catalog.database import Database, now
@@ -31,6 +32,13 @@ from pubsub.errors import PubsubError
 
 class Statistics(Database):
     """The part of the catalog that holds statistics."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        super().__init__(engine)
+        # What the daemon has stored last of workers (by subscription and table) and publishers (by subscription), whose rows
+        # nobody else writes: most of it is the same a second later.
+        self._of_workers: dict[tuple[int, int], dict[str, Any]] = {}
+        self._of_publishers: dict[int, PublisherStatus] = {}
 
     async def put_worker_stats(self, subid: int, relid: int | None, fields: WorkerFields) -> None:
         """Store a worker's row; fields that are not given keep their values.  `relid` None: the apply worker."""
@@ -62,8 +70,14 @@ class Statistics(Database):
         verifications: Iterable[Verification] = (),
         registrations: Iterable[Registration] = (),
     ) -> None:
-        """Store all of the daemon's statistics in one transaction: one fsync a second instead of one per worker."""
-        workers, counters = list(workers), list(counters)
+        """Store what has changed of the daemon's statistics in one transaction: one fsync a second instead of one per worker."""
+        changed = [
+            (subid, relid or 0, new)
+            for subid, relid, fields in workers
+            if (new := _changed(self._of_workers.get((subid, relid or 0)), fields)) is not None
+        ]
+        added = [(subid, counts) for subid, fields in counters if (counts := _counted(fields))]
+        looked = {oid: status for oid, status in (publishers or {}).items() if self._of_publishers.get(oid) != status}
         of_tables: list[tuple[Table, CopyProgress | TableRows | TableStorage | Verification | Registration]] = [
             *((schema.copy, one) for one in copies),
             *((schema.rows, one) for one in rows),
@@ -71,20 +85,25 @@ class Statistics(Database):
             *((schema.verification, one) for one in verifications),
             *((schema.registration, one) for one in registrations),
         ]
-        if not (workers or counters or publishers or of_tables):
+        if not (changed or added or looked or of_tables):
             return
-        async with self._write(bump=False) as connection:
+        async with self._storing() as connection:
             known = set((await connection.execute(select(schema.subscription.c.oid))).scalars())
-            for subid, relid, fields in workers:
-                default = "apply" if relid is None else "table synchronization"
+            for subid, relid, fields in changed:
+                default = "table synchronization" if relid else "apply"
                 if subid in known:
-                    key = {"subid": subid, "relid": relid or 0}
-                    await _upsert(connection, schema.worker, key, dict(fields), {"worker_type": default})
-            for subid, added in counters:
-                await _add(connection, subid, added)
-            for subid, status in (publishers or {}).items():
+                    await _upsert(
+                        connection, schema.worker, {"subid": subid, "relid": relid}, fields, {"worker_type": default}
+                    )
+                    self._of_workers[subid, relid] = self._of_workers.get((subid, relid), {}) | fields
+            for subid, counts in added:
+                await _add(connection, subid, counts)
+            for subid in self._of_publishers.keys() - known:
+                del self._of_publishers[subid]
+            for subid, status in looked.items():
                 if subid in known:
                     await _upsert(connection, schema.publisher, {"subid": subid}, _status_values(status), {})
+                    self._of_publishers[subid] = status
             for table, one in of_tables:
                 if one.subid in known:
                     values = {name: getattr(one, name) for name in type(one).__slots__}
@@ -100,10 +119,25 @@ class Statistics(Database):
         statement = delete(w)
         if subid is not None:
             statement = statement.where(w.c.subid == subid, w.c.relid == (relid or 0))
-        async with self._write(bump=False) as connection:
+        async with self._storing() as connection:
             await connection.execute(statement)
             if subid is None:
                 await connection.execute(delete(schema.publisher))
+                self._of_workers.clear()
+                self._of_publishers.clear()
+            else:
+                self._of_workers.pop((subid, relid or 0), None)
+
+    @asynccontextmanager
+    async def _storing(self) -> AsyncIterator[AsyncConnection]:
+        """Open a write transaction in which what was stored is noted as well; forget all of that if it fails."""
+        try:
+            async with self._write(bump=False) as connection:
+                yield connection
+        except BaseException:
+            self._of_workers.clear()
+            self._of_publishers.clear()
+            raise
 
     async def add_counters(self, subid: int, **added: Unpack[Counters]) -> None:
         """Add to the counters of a subscription."""
@@ -216,6 +250,18 @@ async def read_statistics(connection: AsyncConnection) -> list[SubscriptionStats
     s = schema.statistics
     found = await connection.execute(select(s).order_by(s.c.subid))
     return [from_rows.statistics(row) for row in found.mappings()]
+
+
+def _changed(before: Mapping[str, Any] | None, fields: WorkerFields) -> dict[str, Any] | None:
+    """Return what of a worker's fields is not stored yet; None if nothing is to be written: `before` None has no row yet."""
+    if before is None:
+        return dict(fields)
+    return {name: value for name, value in fields.items() if name not in before or before[name] != value} or None
+
+
+def _counted(added: Counters) -> Counters:
+    """Return the counters that count."""
+    return cast(Counters, {name: value for name, value in added.items() if value})
 
 
 async def _upsert(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.database import now
 from catalog.records import (
@@ -386,6 +388,51 @@ async def test_worker_statistics_keep_what_is_not_given(catalog: Catalog) -> Non
     assert [worker.relid for worker in await catalog.worker_stats()] == [1]
     await catalog.clear_worker_stats()
     assert await catalog.worker_stats() == []
+
+
+async def test_statistics_that_have_not_changed_are_not_stored_again(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle daemon wrote rows for every subscription each second: an fsync, or dead rows in PostgreSQL."""
+    sub = await with_table(catalog)
+    stored, storing = 0, catalog._storing
+
+    def counted() -> AbstractAsyncContextManager[AsyncConnection]:
+        nonlocal stored
+        stored += 1
+        return storing()
+
+    monkeypatch.setattr(catalog, "_storing", counted)
+
+    async def put(flushed: int) -> None:
+        await catalog.put_statistics(
+            workers=[(sub.oid, None, {"pid": 5, "flush_lsn": Lsn(flushed)})],
+            counters=[(sub.oid, {"commits": 0})],
+            publishers={sub.oid: PublisherStatus(current_lsn=Lsn(70), waits={1: Warned("Spark")})},
+        )
+
+    await put(60)
+    await put(60)
+    assert stored == 1
+    await put(61)
+    assert stored == 2
+    assert (await catalog.worker_stats())[0].flush_lsn == 61
+    # A row that was removed is not one that has not changed.
+    await catalog.clear_worker_stats(sub.oid)
+    await put(61)
+    await catalog.clear_worker_stats()
+    await put(61)
+    state = await catalog.state()
+    assert (state.workers[0].pid, state.workers[0].flush_lsn) == (5, 61)
+    assert state.publishers[sub.oid].current_lsn == 70
+    # Nor is one whose transaction failed.
+    stored = 0
+    with pytest.raises(PubsubError):
+        async with catalog._storing():
+            raise PubsubError("rolled back")
+    await put(61)
+    await put(61)
+    assert stored == 2
 
 
 async def test_waits_and_row_counts_are_stored(catalog: Catalog) -> None:
