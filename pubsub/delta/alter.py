@@ -30,7 +30,7 @@ from pubsub.delta.log.table_log import TableLog, asking_for, clustered_by
 from pubsub.delta.log.transactions import Action, Conflict, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.past import another_history, goes_on_keeping
 from pubsub.delta.places import is_reached
-from pubsub.delta.sources import other_type, own_files, part_of
+from pubsub.delta.sources import other_type, own_files, part_of, pass_others
 from pubsub.delta.table import (
     DELETES,
     HISTORY,
@@ -98,12 +98,20 @@ def alter(
         now = _with_others_columns(log, table)
         if [column["name"] for column in schema.fields(log.metadata)] != now.schema.names:
             raise Overtaken(table.relation, "Its columns were altered.")
+        files, metadata = own_files(log, now), log.metadata
         actions, altered, made = _actions(log, now, change, properties)
+        paths = data_files.paths(log.table, made)
+        if table.source is not None:
+            try:
+                pass_others(log, now, files, metadata)
+                require_version(log, table.relation, record)
+            except BaseException:
+                data_files.remove(paths)
+                raise
         held = log.application_version(record.app_id)
         if held is not None:
             # Repeat the version unchanged, so that the log shows the commit as the subscription's own.
             actions.append(transaction(record.app_id, held))
-        paths = data_files.paths(log.table, made)
         log.commit(actions, Operation.ALTER, user_metadata=record.user_metadata, made=paths, part=part_of(table))
         return altered
 

@@ -16,7 +16,8 @@ Blocks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +26,7 @@ from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import Partition
 from pubsub.delta.log.row_count import rows_in_files
 from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Conflict
 from pubsub.delta.table import DELETES, METADATA, SOURCE, TRUNCATE, TargetTable
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState
 from pubsub.protocol.column_types import folded_name
@@ -47,6 +49,23 @@ def own_files(log: TableLog, table: TargetTable) -> list[AddFile]:
         return files
     name, value = part
     return [file for file in files if file.partition.get(name) == value]
+
+
+def has_files(log: TableLog, table: TargetTable, files: Sequence[AddFile]) -> bool:
+    """Return whether the table has these data files still, with these deletion vectors, and no others."""
+    now = own_files(log, table)
+    return len(now) == len(files) and all(map(operator.is_, now, files))
+
+
+def pass_others(log: TableLog, table: TargetTable, files: Sequence[AddFile], metadata: Mapping[str, object]) -> None:
+    """Read on to the newest version of the log, for which holds what was worked out from the table's `files` and the `metadata`.
+
+    Where that takes longer than other sources' commits come one after the other, none would ever be made of it otherwise: a
+    commit is for the newest version.  Raises Conflict if files or metadata are others by now.
+    """
+    log.refresh()
+    if log.metadata is not metadata or not has_files(log, table, files):
+        raise Conflict("another writer has changed the source's files, or the table's columns")
 
 
 def own_rows(log: TableLog, table: TargetTable) -> int | None:

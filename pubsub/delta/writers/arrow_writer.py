@@ -15,7 +15,6 @@ as Spark's commits.
 from __future__ import annotations
 
 import json
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from pubsub.delta.log.transactions import Action, Operation, Transactions, Unkno
 from pubsub.delta.past import goes_on_keeping
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.soft_deletes import DELETED_AT
-from pubsub.delta.sources import own_files, part_of
+from pubsub.delta.sources import has_files, own_files, part_of, pass_others
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
 from pubsub.delta.writers.changeset import (
@@ -195,7 +194,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             return
         _require_unchanged(log, staged.table, record)
         _require_no_others(staged, record)
-        changes = _changes(staged)
+        changes = _changes(staged, record)
         try:
             _commit(log, staged.table, changes, record)
         except UnknownOutcome:
@@ -316,9 +315,10 @@ def row_count(action: Action) -> int:
     return int(json.loads(action["add"]["stats"])["numRecords"])
 
 
-def _changes(staged: DirectStaged) -> _Changes:
-    """Work out the actions of the batch's commit for the table's present state."""
+def _changes(staged: DirectStaged, record: Commit) -> _Changes:
+    """Work out the actions of the batch's commit for the table's present state, and what other sources commit meanwhile."""
     log = staged.log
+    files, metadata = own_files(log, staged.table), log.metadata
     changes = _Changes(actions=list(staged.added))
     now = int(time.time() * 1000)
     try:
@@ -334,6 +334,9 @@ def _changes(staged: DirectStaged) -> _Changes:
             if staged.marks is not None:
                 _write(log, staged.table, changes, marked(log, staged.table, staged.marks, gone))
             _mark(log, gone.values(), now, changes)
+        if staged.table.source is not None:
+            pass_others(log, staged.table, files, metadata)
+            _require_unchanged(log, staged.table, record)
     except BaseException:
         data_files.remove(changes.made)
         raise
@@ -352,8 +355,7 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     log, table, known = staged.log, staged.table, staged.leaving
     if known is not None and known.version != log.version and table.source is not None:
         # Others' commits since have left the source's files alone, unless one of these is another now.
-        files = own_files(log, table)
-        if len(files) == len(known.files) and all(map(operator.is_, files, known.files)):
+        if has_files(log, table, known.files):
             known.version = log.version
     if known is None or known.version != log.version:
         wanted: KeySet | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +26,13 @@ from pubsub.delta.key_index.node_index import KeyIndex
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import TableLog
-from pubsub.delta.log.transactions import Conflict, Operation
+from pubsub.delta.log.transactions import Conflict, Operation, transaction
 from pubsub.delta.table import Commit, TargetTable, application_id
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
 from pubsub.delta.writers.choose_writer import TableWriters
-from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState, Overtaken, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import DELETE, INSERT, UPDATE, Changes
 from pubsub.sql.source import Source
@@ -222,7 +223,7 @@ def test_commits_of_other_programs_count_where_they_are(tmp_path: Path, nodes: b
 def _append(tenant: Tenant, rows: pa.Table) -> None:
     log = TableLog(tenant.target.path, tenant.transactions)
     log.refresh()
-    added = data_files.write_table(file_rows.laid_out(log, tenant.target), rows)
+    added = data_files.write_table(file_rows.laid_out(log, replace(tenant.target, schema=rows.schema)), rows)
     log.commit(added, Operation.WRITE)
 
 
@@ -269,6 +270,59 @@ def test_a_column_that_one_source_adds(tmp_path: Path, value: int | None) -> Non
     assert "has the column n integer, the source needs n string" in (caught.value.detail or "")
 
 
+@pytest.mark.parametrize("nodes", [False, True], ids=["one node", "a node each"])
+def test_files_are_rewritten_beside_a_source_that_never_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: bool
+) -> None:
+    """A column with a value takes longer than others need for a commit: what was rewritten before one holds after it."""
+    one, two = Tenants(tmp_path, "one", "two", nodes=nodes)
+    one.send((INSERT, 1, "a"), (INSERT, 2, "a"))
+    two.send((INSERT, 1, "b"))
+    rewritten: Any = alter._rewritten
+    meanwhile: list[Callable[[], None]] = []
+
+    def slowly(*args: Any) -> Iterator[pa.Table]:
+        yield from rewritten(*args)
+        for each in meanwhile:
+            each()
+
+    monkeypatch.setattr(alter, "_rewritten", slowly)
+    meanwhile.append(lambda: two.send((UPDATE, 1, f"b {two.lsn}")))
+    add = Alteration(("k",), "public.t", add=((pa.field("n", pa.int32()), pa.scalar(7, pa.int32())),))
+    one.target = alter.alter(one.transactions, one.target, add, {}, replace(one.record(), previous=Lsn(one.lsn)))
+    assert one.found("k, v, n") == [(1, "a", 7), (2, "a", 7)]
+    assert two.found("k, v, n") == [(1, "b 1", None)]
+    # Another's column that came meanwhile is none that the commit may take away, and rows of its own are none to lose.
+    more = replace(add, add=((pa.field("m", pa.int32()), pa.scalar(8, pa.int32())),))
+    theirs = replace(add, add=((pa.field("x", pa.string()), pa.scalar(None, pa.string())),))
+    before = replace(two.record(), previous=Lsn(two.lsn))
+    meanwhile[:] = [
+        lambda: (meanwhile.clear(), alter.alter(two.transactions, two.target, theirs, {}, before))[0],
+    ]
+    one.target = alter.alter(one.transactions, one.target, more, {}, replace(one.record(), previous=Lsn(one.lsn)))
+    assert set(DeltaTable(one.target.path).schema().to_arrow().names) == {"k", "v", COLUMN, "n", "m", "x"}
+    assert one.found("k, v, n, m, x") == [(1, "a", 7, 8, None), (2, "a", 7, 8, None)]
+    last = replace(add, add=((pa.field("o", pa.int32()), pa.scalar(9, pa.int32())),))
+    foreign = pa.table({"k": [9], "v": ["foreign"], COLUMN: ["one"]}, schema=pa.schema(list(FIELDS)))
+    meanwhile[:] = [lambda: (meanwhile.clear(), _append(one, foreign))[0]]
+    one.target = alter.alter(one.transactions, one.target, last, {}, replace(one.record(), previous=Lsn(one.lsn)))
+    assert one.found("k, o") == [(1, 9), (2, 9), (9, 9)]
+    assert named_files(one) == set(data_files_there(one)), "none of an attempt that was given up is left"
+
+
+def named_files(tenant: Tenant) -> set[str]:
+    """Return the data files that commits name."""
+    log = TableLog(tenant.target.path)
+    log.refresh()
+    actions = [action for version in range(log.version + 1) for action in log.actions(version) or ()]
+    return {unquote(what["path"]) for action in actions for kind, what in action.items() if kind in ("add", "remove")}
+
+
+def data_files_there(tenant: Tenant) -> Iterator[str]:
+    base = Path(tenant.target.path)
+    return (str(path.relative_to(base)) for path in base.rglob("*.parquet"))
+
+
 def test_a_source_with_other_columns_joins(tmp_path: Path) -> None:
     one, two = Tenants(tmp_path, "one", "two")
     one.send((INSERT, 1, "a"))
@@ -292,6 +346,39 @@ def test_a_source_with_other_columns_joins(tmp_path: Path) -> None:
     ):
         with pytest.raises(NotInPrerequisiteState, match=r'column "v" of table "public\.t" does not fit'):
             refused()
+
+
+def test_values_are_completed_beside_a_source_that_never_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node commits to its source again while a commit is worked out: neither waits for a moment without the other."""
+    one, two = Tenants(tmp_path, "one", "two", nodes=True)
+    one.send((INSERT, 1, "a"), (INSERT, 2, "a"))
+    two.send((INSERT, 1, "b"))
+    mark: Any = arrow_writer._mark
+    busy = [one]
+
+    def slowly(log: TableLog, *rest: Any) -> None:
+        mark(log, *rest)
+        if busy:
+            busy.pop()
+            two.send((UPDATE, 1, f"b {two.lsn}"))
+            busy.append(one)
+
+    monkeypatch.setattr(arrow_writer, "_mark", slowly)
+    one.send((UPDATE, 1, "c"), (DELETE, 2, ""))
+    assert (one.found(), two.found()) == ([(1, "c")], [(1, "b 1")])
+    # Another daemon of the subscription has made a commit that changes no file: this one is overtaken.
+    staged = one.stage([(UPDATE, 1, "d")])
+
+    def overtaken(log: TableLog, *rest: Any) -> None:
+        mark(log, *rest)
+        other = TableLog(one.target.path, one.transactions)
+        other.refresh()
+        other.commit([transaction(one.app_id, one.lsn + 5)], Operation.WRITE, part=sources.part_of(one.target))
+
+    monkeypatch.setattr(arrow_writer, "_mark", overtaken)
+    with pytest.raises(Overtaken):
+        one.commit(staged)
+    assert one.found() == [(1, "c")]
 
 
 def test_files_are_merged_within_a_source(tmp_path: Path) -> None:
@@ -387,9 +474,9 @@ def test_conflicts_of_sources_are_tried_again(tmp_path: Path, monkeypatch: pytes
 
 
 def _counting(work: Any, calls: list[object]) -> Any:
-    def counted(staged: DirectStaged) -> Any:
+    def counted(staged: DirectStaged, record: Commit) -> Any:
         calls.append(staged)
-        return work(staged)
+        return work(staged, record)
 
     return counted
 
