@@ -353,10 +353,8 @@ def _write(log: TableLog, table: TargetTable, changes: _Changes, rows: Iterable[
 def _leaving(staged: DirectStaged) -> _Leaving:
     """Find the rows that leave, unless that was done for this version, or these files.  Raises NotAsExpected."""
     log, table, known = staged.log, staged.table, staged.leaving
-    if known is not None and known.version != log.version and table.source is not None:
-        # Others' commits since have left the source's files alone, unless one of these is another now.
-        if has_files(log, table, known.files):
-            known.version = log.version
+    if known is not None and table.source is not None and has_files(log, table, known.files):
+        known.version = log.version  # others' commits since have left the source's files alone
     if known is None or known.version != log.version:
         wanted: KeySet | None = None
         found: Sequence[Found] = ()

@@ -23,6 +23,7 @@ from pubsub.delta.alter import Alteration
 from pubsub.delta.files import data_files, file_rows
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.key_index.node_index import KeyIndex
+from pubsub.delta.log import table_log
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import TableLog
@@ -218,6 +219,26 @@ def test_commits_of_other_programs_count_where_they_are(tmp_path: Path, nodes: b
     two.writers.forget_others(two.target.path, two.app_id, caught.value.commits[0].version)
     two.commit(two.stage([(INSERT, 2, "b")]))
     assert two.found() == [(1, "b"), (2, "b"), (7, "foreign")]
+
+
+def test_a_commit_of_others_that_is_too_far_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not found after a restart, but the rows that it brought are: no key is there twice, and none is changed unseen."""
+    tenants = Tenants(tmp_path, "one", "two")
+    one, two = tenants
+    one.send((INSERT, 1, "a"))
+    two.send((INSERT, 1, "b"), (INSERT, 2, "b"))
+    _append(two, pa.table({"k": [7], "v": ["foreign"], COLUMN: ["two"]}, schema=two.target.schema))
+    for key in range(10, 16):
+        one.send((INSERT, key, "a"))
+    monkeypatch.setattr(table_log, "_FAR_BACK", 3)
+    two.writers = tenants._writers("after a restart")
+    log = two.writers.log_of(two.target.path)
+    log.refresh()
+    assert log.written_by_others(two.app_id, sources.part_of(two.target)) == []
+    with pytest.raises(NotAsExpected):
+        two.send((INSERT, 7, "b"))
+    two.send((INSERT, 8, "b"))
+    assert two.found() == [(1, "b"), (2, "b"), (7, "foreign"), (8, "b")]
 
 
 def _append(tenant: Tenant, rows: pa.Table) -> None:
