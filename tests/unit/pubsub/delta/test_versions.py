@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pubsub.delta.files.key_set import KeySet
 from pubsub.delta.files.sought_rows import find
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Operation
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.versions import VALID_TO_LSN
 from pubsub.delta.writers import arrow_writer
@@ -89,9 +91,10 @@ class Table:
         *,
         free: Sequence[int] = (),
         marks: int | None = None,
+        looked_up: bool = False,
         lsn: int,
     ) -> None:
-        """Commit rows; `ends`: the keys whose rows end, and where."""
+        """Commit rows; `ends`: the keys whose rows end, and where.  `looked_up`: what the table has is known, and not expected."""
         none = self.target.schema.empty_table()
         keys = pa.table({"k": pa.array(list(ends), pa.int64())})
         of_ends = {
@@ -107,6 +110,8 @@ class Table:
         folded = Folded(
             self.images(rows), none, keys, none, False, False, len(rows), 0, 0, expected=expected, marks=marked
         )
+        if looked_up:
+            folded = replace(folded, deleted_keys=expected.standing, expected=None)
         staged = self.stage.write(self.target, folded, replace_all=False)
         assert isinstance(staged, DirectStaged)
         previous = None if self.lsn is None else Lsn(self.lsn)
@@ -184,6 +189,36 @@ def test_ended_rows_lie_apart_and_are_not_sought(table: Table, monkeypatch: pyte
     assert table.rows == before
     table.write([], {3: 70, 50: 70}, lsn=70)
     assert [row[:2] for row in table.rows if row[3] == 70] == [(3, "later"), (50, "copied")]
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_rows_of_all_kinds_in_one_file(table: Table, looked_up: bool, statistics: bool) -> None:
+    """Another engine's OPTIMIZE has put them together: what has ended before does not end again, however the rows are found."""
+    table.copy([(1, "one"), (2, "two")], 10)
+    for lsn in (20, 30, 40):
+        table.write([(1, f"at {lsn}", lsn, None)], {1: lsn}, lsn=lsn)
+    optimized_elsewhere(table, statistics)
+    before = table.rows
+    table.write([(1, "at 50", 50, None)], {1: 50, 2: 50}, looked_up=looked_up, lsn=50)
+    current = [(1, "at 40", 40, None), (2, "two", 10, None)]
+    left = [row for row in before if row not in current]
+    assert len(left) == 3
+    assert table.rows == sorted([*left, *((*row[:3], 50) for row in current), (1, "at 50", 50, None)], key=str)
+
+
+def optimized_elsewhere(table: Table, statistics: bool) -> None:
+    """Put all rows into one file, as an engine does that knows nothing of what they mean, and perhaps keeps no statistics."""
+    log = table.log
+    files = list(log.files.values())
+    rows = pa.concat_tables(file_rows.live_rows(log, files, table.target))
+    (action,) = data_files.write(table.target, [rows], merging=True)
+    add = action["add"] | {"dataChange": False}
+    if not statistics:
+        add["stats"] = json.dumps({"numRecords": rows.num_rows})
+    removed = [arrow_writer.remove_action(file, 0, data_change=False) for file in files]
+    with log.writing:
+        log.commit([*removed, {"add": add}], Operation.MERGE_FILES)
 
 
 def test_versions_of_one_key_in_a_batch_of_parts(table: Table) -> None:
