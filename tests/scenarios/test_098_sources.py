@@ -7,18 +7,21 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from deltalake import DeltaTable
 
 from pubsub.delta.log.table_log import TableLog
-from pubsub.delta.log.transactions import Conflict, Operation, Request
+from pubsub.delta.log.transactions import Conflict, Listed, Operation, Request
 from pubsub.delta.spark.jvm_transactions import DeltaTransactions
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import PubsubError
+from pubsub.protocol.rows import INSERT, UPDATE
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import RunningNode, wait_until
 from tests.support.sources import COLUMN, Tenant
+from tests.unit.pubsub.delta.test_sources import Tenants as Tenancies
 
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, n int); ALTER TABLE t ALTER v SET STORAGE EXTERNAL;"
@@ -264,6 +267,83 @@ def test_tenants_at_once(tenants: Tenants) -> None:
         assert tenant.relation("t").foreign is None
         statistics = tenant.node.statistics(tenant.name)
         assert (statistics["apply_error_count"], statistics["sync_error_count"]) == (0, 0)
+
+
+ODD = (
+    "!$&'()+,;@~ -_.*:=?#%25[]{}^|<>`\"",
+    "o'brien",
+    "a+b",
+    "x&y",
+    " ",
+    "null",
+    "ü" * 100,
+    "__hive_default_partition__",
+)
+
+
+@pytest.mark.full
+def test_vacuum_leaves_the_files_of_odd_values(spark: Spark, tmp_path: Path) -> None:
+    """VACUUM compares texts of paths, so the log must have each as Java would write it; of another's file it finds none in the log."""
+    tenants = Tenancies(tmp_path, *ODD)
+    for tenant in tenants:
+        tenant.send((INSERT, 1, "a"), (INSERT, 2, "b"))
+        tenant.send((UPDATE, 1, "c"))
+    path = tenants.all[0].target.path
+    strays = [Path(path, f"{unquote(name)}.stray.parquet") for name in tenants.log.files]
+    for stray in strays:
+        stray.write_bytes(b"")
+    own = spark.session.newSession()
+    own.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    own.conf.set("spark.sql.shuffle.partitions", "1")
+    DeltaTransactions(spark.session).vacuum(path, [Listed(str(strays[0].relative_to(path)), 0, 0)])
+    own.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS").collect()
+    assert not any(stray.exists() for stray in strays)
+    for tenant in tenants:
+        tenant.assert_own()
+    own.sql(f"OPTIMIZE delta.`{path}`").collect()
+    own.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS").collect()
+    for tenant in tenants:
+        tenant.send((UPDATE, 2, "d"))
+        tenant.assert_own()
+
+
+TWO_COLUMNS = (
+    'CREATE TABLE t (a int, "B c" text, v text, n int, PRIMARY KEY ({key})); ALTER TABLE t ALTER v SET STORAGE EXTERNAL;'
+    "INSERT INTO t SELECT g, 'key ' || g % 3, '{{name}}' || repeat('x', 3000) || g, g FROM generate_series(1, {{rows}}) g;"
+    "CREATE PUBLICATION p FOR TABLE t"
+)
+
+
+@pytest.mark.full
+def test_a_key_of_two_columns(tenants: Tenants, spark: Spark) -> None:
+    """Whose order is another at each source, and one of which has another name in data files; with odd values of sources."""
+    every = [
+        tenants(value, 12, TWO_COLUMNS.format(key=key))
+        for value, key in (('o\'brien "x"/100%25', '"B c", a'), ("a\\b\\'=c", 'a, "B c"'))
+    ]
+    for tenant in every:
+        tenant.join()
+    for statement in (
+        "INSERT INTO t VALUES (1000, 'key', '{name}', 1)",
+        "UPDATE t SET n = -n WHERE a IN (1, 2)",
+        "DELETE FROM t WHERE a = 5",
+        "UPDATE t SET \"B c\" = 'another ' || a WHERE a = 4",
+        "ALTER TABLE t ADD w int DEFAULT 5; UPDATE t SET w = 6 WHERE a = 1000",
+    ):
+        for tenant in every:
+            tenant.execute(statement.format(name=tenant.database.name))
+        for tenant in every:
+            tenant.caught_up()
+    every[0].alter("RESYNC TABLE t")
+    every[0].until_ready()
+    every[1].execute("UPDATE t SET n = n + 1")
+    for tenant in every:
+        tenant.execute("DELETE FROM t WHERE a IN (1000, 4)", "INSERT INTO t VALUES (5, 'key 5', 'again', 1)")
+        tenant.assert_own("t", "a, B c, v, n, w")
+        tenant.assert_verified("public.t")
+        statistics = tenant.node.statistics(tenant.name)
+        assert (statistics["apply_error_count"], statistics["sync_error_count"]) == (0, 0)
+        assert tenant.relation("t").foreign is None
 
 
 def test_delta_finds_conflicts_in_the_partition_alone(spark: Spark, tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class Tenant(Replica):
 
     def own(self, table: str, what: str = "*") -> list[dict[str, Any]]:
         """Return the source's rows of the Delta table."""
-        return self.rows(table, f'{what} FROM delta_t WHERE "{COLUMN}" = {quote_literal(self.value)}')
+        value = self.value.replace("'", "''")  # DataFusion takes a backslash as it is
+        return self.rows(table, f"{what} FROM delta_t WHERE \"{COLUMN}\" = '{value}'")
 
     def publishers(self, table: str, columns: str) -> list[tuple[Any, ...]]:
         """Return the publisher's rows."""

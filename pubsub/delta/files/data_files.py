@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -252,7 +252,7 @@ class _DataFile:
         stat = self._path.stat()
         return {
             "add": {
-                "path": quote(self.name, safe="/="),
+                "path": partitions.path_in_log(self.name),
                 "partitionValues": dict(self._values),
                 "size": stat.st_size,
                 "modificationTime": int(stat.st_mtime * 1000),

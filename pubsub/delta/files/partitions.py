@@ -229,5 +229,14 @@ def directory(names: Sequence[str], values: Values) -> str:
     return "/".join(parts)
 
 
+def path_in_log(name: str) -> str:
+    """Return a data file's path in the log, of its name with the partition's directory.
+
+    The escapes are those of Java's URI, and no others: Delta's VACUUM compares the texts of paths, and takes a file for one that no
+    version names if the log has it as `o%27brien`.
+    """
+    return quote(name, safe=_SAFE.replace(" ", "") + "/=")
+
+
 def _escaped(text: str) -> str:
     return quote(text, safe=_SAFE)

@@ -3,7 +3,7 @@
 Small files are merged as they come, at least four of about the same size at a time (log-structured), so their number
 grows with the logarithm of the table's size.  A *worn* file has lost a tenth of its rows to its deletion vector: each
 row that is written is then rewritten about ten times as long as its file lives.  A worn file takes smaller files with
-it, whose rewriting costs little beside its own.
+it, whose rewriting costs little beside its own.  A file whose name in the log VACUUM does not recognise is rewritten first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from pubsub.delta.log import earlier_releases
 from pubsub.delta.log.add_file import AddFile
 
 # Files below both bounds are merged once a size class (each four times the one before) has at least _MERGE of them.
@@ -38,6 +39,10 @@ def choose_files(
     `rows_in` returns a file's number of rows, including deleted ones.  With `worn` false only small files are merged.
     `resting`: the table has not been written for a while, so that what is done now will last.
     """
+    files = list(files)
+    lost = next((file for file in files if earlier_releases.has_lost_name(file.path)), None)
+    if lost is not None:
+        return [lost]  # it gets another name
     sized = [(file, rows, rows - file.deleted) for file in files for rows in (rows_in(file),)]
     if worn:
         part, least = (_WORN_AT_REST, 1) if resting else (_WORN, _WORN_ROWS)

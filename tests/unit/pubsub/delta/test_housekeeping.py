@@ -47,6 +47,14 @@ COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64()
 # which files
 
 
+def test_a_file_gets_another_name_where_vacuum_would_not_know_it() -> None:
+    """An earlier release escaped more of its path than Java does."""
+    lost, well = file("p=o%27brien/a.parquet", 1 << 20), [file(f"p=100%2525%2521/{n}.parquet", 9) for n in range(2)]
+    for resting in (False, True):
+        assert choose_files([*well, lost], lambda one: one.rows or 0, worn=False, resting=resting) == [lost]
+    assert choose_files(well, lambda one: one.rows or 0) == []
+
+
 def file(name: str, rows: int, deleted: int = 0, size: int | None = None) -> AddFile:
     vector = {"cardinality": deleted} if deleted else None
     return AddFile(name, rows * 10 if size is None else size, 0, rows, {}, None, vector, inside=True)

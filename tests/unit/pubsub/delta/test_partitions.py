@@ -79,6 +79,23 @@ def test_each_type_is_read_back_from_its_text(tmp_path: Path, kind: pa.DataType,
     assert sorted(read.to_pylist(), key=lambda row: int(row["id"])) == rows.to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("o'brien & (co) + a@b,c;d!$~", "p=o'brien%20&%20(co)%20+%20a@b,c;d!$~"),
+        ("100%/x:y=z", "p=100%2525%252Fx%253Ay%253Dz"),
+        ("ü*?", "p=%25C3%25BC%252A%253F"),
+    ],
+)
+def test_paths_in_the_log_have_the_escapes_of_java(tmp_path: Path, value: str, path: str) -> None:
+    """Delta's VACUUM once took files whose paths were escaped further for ones that no version names, and deleted them."""
+    table = partitioned(tmp_path / "t", [pa.field("p", pa.string())], ["p"])
+    laid = file_rows.laid_out(opened(table), table)
+    (added,) = data_files.write(laid, [pa.table({"id": [1], "p": [value]}, schema=table.schema)])
+    assert added["add"]["path"].rpartition("/")[0] == path
+    assert Path(table.path, unquote(added["add"]["path"])).is_file()
+
+
 def test_what_delta_would_read_as_null_is_refused(tmp_path: Path) -> None:
     table = partitioned(tmp_path / "t", [pa.field("p", pa.string())], ["p"])
     laid = file_rows.laid_out(opened(table), table)
