@@ -109,7 +109,9 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     stored = attrs.stored(definition)
     said = attrs.newer(properties, app_id, stored)
     if said is not None:
-        return Columns(relid, app_id, _as_chosen(delta.as_said(target, properties), said), said)
+        if target.source is None:  # else the properties have the first source's key, perhaps in another order
+            target = delta.as_said(target, properties)
+        return Columns(relid, app_id, _as_chosen(target, said), said)
     if stored is None:
         return Columns(relid, app_id, target, None)
     return Columns(relid, app_id, _as_chosen(target, stored), replace(stored, app_id=app_id))

@@ -16,10 +16,13 @@ from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Conflict, Listed, Operation, Request
 from pubsub.delta.spark.jvm_transactions import DeltaTransactions
 from pubsub.delta.spark.spark_session import Spark
+from pubsub.delta.writers import copy_chunks
 from pubsub.errors import PubsubError
 from pubsub.protocol.rows import INSERT, UPDATE
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import RunningNode, wait_until
+from tablesync import choose_copier
+from tests.scenarios.test_034_resumed_copy import TABLE, WRITES
+from tests.support.replica import Faults, RunningNode, wait_until
 from tests.support.sources import COLUMN, Tenant
 from tests.unit.pubsub.delta.test_sources import Tenants as Tenancies
 
@@ -39,6 +42,8 @@ CHANGES = (
     ),
 )
 
+RESUMED = TABLE.replace("{", "{{").replace("}", "}}")
+
 Tenants = Callable[..., Tenant]
 
 
@@ -57,6 +62,13 @@ def tenants(node: RunningNode, publisher: EmbeddedPostgres, request: pytest.Fixt
     yield make
     for tenant in made:
         tenant.close()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide a few megabytes into some dozens of chunks."""
+    monkeypatch.setattr(choose_copier, "_LEAST_CHUNK_BYTES", 16384)
+    monkeypatch.setattr(choose_copier, "_MOST_CHUNK_BYTES", 16384)
 
 
 @pytest.mark.full
@@ -305,6 +317,53 @@ def test_vacuum_leaves_the_files_of_odd_values(spark: Spark, tmp_path: Path) -> 
     for tenant in tenants:
         tenant.send((UPDATE, 2, "d"))
         tenant.assert_own()
+
+
+@pytest.mark.full
+def test_a_copy_is_resumed_beside_other_sources(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch, small_chunks: None, fault: Faults
+) -> None:
+    """Between its snapshots one source brings a column, another is dropped, and a third copied again; its own rows change, too."""
+    one, two, three = (tenants(value, 40, setup=RESUMED) for value in ("one", "two", "three"))
+    for tenant in (two, three):
+        tenant.join()
+    commit, kept, fails = copy_chunks.commit, list[int](), [8, 8]
+
+    def interrupted(log: TableLog, copy: str, attempt: str, chunk: int, *rest: Any, **more: Any) -> None:
+        if more["part"] == (COLUMN, "one"):
+            kept.append(chunk)
+            if fails and len(kept) >= fails[0]:
+                fails.pop()
+                between()
+                raise RuntimeError("the disk is full")
+        commit(log, copy, attempt, chunk, *rest, **more)
+
+    def between() -> None:
+        one.execute(*WRITES[:6])
+        if fails:
+            two.execute("ALTER TABLE a ADD more int DEFAULT 7", "UPDATE a SET n = n + 1 WHERE id < 5")
+        else:
+            two.alter("RESYNC TABLE a")
+            three.drop()
+
+    monkeypatch.setattr(copy_chunks, "commit", interrupted)
+    fault.arm("window public.a")
+    one.subscribe(target=f"'{one.target}'", source="'one'")
+    fault.wait("window public.a")
+    one.execute(*WRITES[6:])
+    two.execute("DELETE FROM a WHERE id = 3")
+    fault.release("window public.a")
+    one.until_ready()
+    two.until_ready()
+    assert not fails
+    assert one.relation("a").copy_generation == 1, "it went on"
+    one.execute(*WRITES)
+    for tenant, columns in ((one, "id, n, t, big"), (two, "id, n, t, big, more")):
+        tenant.assert_own("a", columns)
+        tenant.assert_verified("public.a")
+        assert tenant.relation("a").foreign is None
+    assert {row["more"] for row in one.own("a", "more")} == {None}
+    assert len(two.rows("a", f"id FROM delta_t WHERE {COLUMN} = 'three'")) == 6000
 
 
 TWO_COLUMNS = (

@@ -63,20 +63,20 @@ def _in_index(
     log: TableLog, files: Sequence[AddFile], table: TargetTable, wanted: KeySet, unsought: Collection[str]
 ) -> dict[str, tuple[Indices, Indices]]:
     """Find the rows of the files that the index has, as `_in_file` does; of those `unsought`, by path, it needs none."""
-    types = [table.schema.field(name).type for name in table.key]
-    key = Key.of([table.stored_name(name) for name in table.key], types)
+    # The sources of a table may name its key's columns in different orders, and have the same runs.
+    names = table.key if table.source is None else tuple(sorted(table.key))
+    types = [table.schema.field(name).type for name in names]
+    key = Key.of([table.stored_name(name) for name in names], types)
     if log.index is None or key is None or not files:
         return {}
     of_table = {path: file for path, file in dict(log.files).items() if path not in unsought}
     known = {path: one for path, file in of_table.items() if (one := _indexed(log, file)) is not None}
 
     def read(path: str) -> Iterator[pa.RecordBatch]:
-        for _, batch in file_rows.read_columns(log, of_table[path], table, table.key):
+        for _, batch in file_rows.read_columns(log, of_table[path], table, names):
             yield batch
 
-    columns = [
-        wanted.keys.column(name).combine_chunks().cast(kind) for name, kind in zip(table.key, types, strict=True)
-    ]
+    columns = [wanted.keys.column(name).combine_chunks().cast(kind) for name, kind in zip(names, types, strict=True)]
     sought = [known[file.path] for file in files if file.path in known]
     return log.index.find(key, columns, sought, list(known.values()), read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from apply.schema_changes import attributes, follow
+from apply.schema_changes.table_definition import definition_json
 from apply.staging.fold import fold
 from apply.staging.own_columns import with_source
 from pubsub.delta import alter, sources
@@ -22,7 +25,9 @@ from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
 from pubsub.delta.files import data_files, file_rows
 from pubsub.delta.housekeeping.rewrite import rewrite
+from pubsub.delta.key_index import table_index
 from pubsub.delta.key_index.node_index import KeyIndex
+from pubsub.delta.key_index.table_index import TableIndex
 from pubsub.delta.log import table_log
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import ConcurrentCommit
@@ -64,11 +69,11 @@ class Tenant:
             pa.array([k for _, k, _ in changes], pa.int64()),
             pa.array([v for _, _, v in changes], pa.string()),
         )
-        none = pa.nulls(len(changes), pa.string())
-        old = {"k": keys, "v": none}
+        key = list(self.target.key)
+        old = {"k": keys, "v": values if "v" in key else pa.nulls(len(changes), pa.string())}
         kinds = np.where(ops == DELETE, ord("K"), 0).astype(np.uint8)
         sent = Changes(np.arange(len(changes)), ops, {"k": keys, "v": values}, {}, kinds, old)
-        folded = fold(with_source(sent, self.target), ["k"], full=False, truncate_before=0 if replace_all else None)
+        folded = fold(with_source(sent, self.target), key, full=False, truncate_before=0 if replace_all else None)
         staged = self.writers.write(self.target, folded, replace_all=replace_all)
         assert isinstance(staged, DirectStaged)
         return staged
@@ -181,6 +186,33 @@ def test_random_batches_under_equal_keys(
     for tenant in tenants:
         tenant.assert_own()
         assert sources.own_rows(tenants.log, tenant.target) == len(tenant.rows)
+
+
+def test_sources_that_name_the_key_in_another_order_share_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take the other's runs for those of no key, remove them, and make its own of all files, batch after batch."""
+    monkeypatch.setattr(table_index, "_SMALL", 1)
+    monkeypatch.setattr(table_index, "_DISK_ROWS", 10)
+    tenants = Tenants(tmp_path, "one", "two", index=True)
+    assert tenants.index is not None
+    one, two = tenants
+    one.target, two.target = replace(one.target, key=("k", "v")), replace(two.target, key=("v", "k"))
+    index = tenants.index.of(one.target.path)
+    made: list[object] = []
+    make: Any = TableIndex._make
+    monkeypatch.setattr(TableIndex, "_make", lambda *args: (made.append(args[1]), make(*args))[1])
+    for tenant in tenants:
+        tenant.send(*((INSERT, key, "v") for key in range(20)))
+    for number in range(6):
+        for tenant in tenants:
+            tenant.send((DELETE, number, "v"))
+            index._background.submit(lambda: None).result()
+    assert len(index.runs) >= 1
+    assert len(made) <= 2, "once for the files of each"
+    for tenant in tenants:
+        tenant.assert_own()
+    tenants.index.stop()
 
 
 @pytest.mark.parametrize("nodes", [False, True], ids=["one node", "a node each"])
@@ -342,6 +374,25 @@ def named_files(tenant: Tenant) -> set[str]:
 def data_files_there(tenant: Tenant) -> Iterator[str]:
     base = Path(tenant.target.path)
     return (str(path.relative_to(base)) for path in base.rglob("*.parquet"))
+
+
+def test_a_source_keeps_its_order_of_the_key_after_a_crash(tmp_path: Path) -> None:
+    """The table's properties, which tell of an alteration that the catalog does not know yet, have the first source's."""
+    one, two = Tenants(tmp_path, "one", "two")
+    one.target, two.target = replace(one.target, key=("k", "v")), replace(two.target, key=("v", "k"))
+    one.send((INSERT, 1, "a"))
+    two.send((INSERT, 1, "b"))
+    columns = (attributes.Attribute(1, "k", 20, -1), attributes.Attribute(2, "v", 25, -1))
+    known = attributes.Attributes(two.app_id, 2, "1:1", Lsn(1), columns)
+    definition = definition_json(two.target, known.as_json())
+    add = Alteration(two.target.key, "public.t", add=((pa.field("n", pa.int32()), pa.scalar(None, pa.int32())),))
+    after = replace(known, since=Lsn(5), count=3, columns=(*columns, attributes.Attribute(3, "n", 23, -1)))
+    property_name = attributes.property_of(two.target)
+    record = replace(two.record(), previous=Lsn(two.lsn))
+    alter.alter(two.transactions, two.target, add, {property_name: after.as_json()}, record)
+    found = asyncio.run(follow.load(2, two.app_id, two.target.path, "public.t", definition))
+    assert found.attributes == after
+    assert (found.target.key, found.target.source) == (("v", "k"), two.target.source)
 
 
 def test_a_source_with_other_columns_joins(tmp_path: Path) -> None:
