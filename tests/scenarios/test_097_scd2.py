@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,40 @@ def test_skipped_and_prepared(spark: Any, tmp_path: Path) -> None:
         snapshots.assert_held(replica.rows("t"))
         assert sorted(row["at"].day for row in replica.rows("s")) == [1, 3]
         replica.drop()
+
+
+@pytest.mark.full
+def test_a_table_that_stops_alone(replica: Replica) -> None:
+    """It has what came before; the copy that brings it back ends that, and another table of the same transaction goes on."""
+    replica.execute(SETUP, "CREATE TABLE s (id int PRIMARY KEY, at timestamptz); ALTER PUBLICATION p ADD TABLE s")
+    replica.execute("INSERT INTO s VALUES (1, '2024-01-01'), (2, '2024-01-02')")
+    replica.subscribe(mode="scd2", on_table_error="isolate")
+    replica.until_ready()
+    snapshots = Snapshots(replica.query, "t", "id, v, n")
+    for statement in (
+        "UPDATE s SET at = '2024-01-03' WHERE id = 1; UPDATE t SET n = 0 WHERE id = 1",
+        "BEGIN; UPDATE s SET at = 'infinity' WHERE id = 2; UPDATE t SET n = n + 1 WHERE id < 3; DELETE FROM t WHERE id = 4; COMMIT",
+        "BEGIN; DELETE FROM s WHERE id = 1; INSERT INTO t VALUES (4, 'again', 1); COMMIT",
+        "UPDATE s SET at = '2024-01-05' WHERE id = 2; UPDATE t SET n = n + 1 WHERE id < 5",
+    ):
+        replica.execute(statement)
+        snapshots.take()
+    wait_until(lambda: replica.relation("s").stopped, "the table to stop")
+    replica.caught_up()
+    snapshots.assert_held(replica.rows("t"))
+
+    def of_s(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, bool]]:
+        return sorted((row["id"], row["at"].day, row[VALID_TO_LSN] is None) for row in rows)
+
+    assert of_s(replica.rows("s")) == [(1, 1, False), (1, 3, True), (2, 2, True)]
+    generation = replica.relation("s").copy_generation
+    replica.alter("RESYNC TABLE public.s")
+    replica.until_copied("s", generation)
+    replica.execute("INSERT INTO s VALUES (1, '2024-01-06')", "UPDATE s SET at = '2024-01-07' WHERE id = 2")
+    replica.caught_up()
+    rows = replica.rows("s")
+    assert of_s(rows) == [(1, 1, False), (1, 3, False), (1, 6, True), (2, 2, False), (2, 5, False), (2, 7, True)]
+    assert_spans(rows)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
