@@ -28,6 +28,7 @@ from psycopg import sql
 
 from pubsub import object_stores
 from pubsub.errors import UndefinedTable
+from pubsub.publisher.session_settings import SERVER_17
 from pubsub.testing import nested
 from pubsub.texts import first_line
 
@@ -113,6 +114,10 @@ def compare_tables(
         raise UndefinedTable(f'there is no Delta table at "{path}"') from error
     types = {field.name: field.type for field in pa.schema(delta.schema().to_arrow())}
     with psycopg.connect(conninfo, options=_SESSION, client_encoding="UTF8") as connection:
+        if connection.info.server_version >= SERVER_17:
+            # An older server would refuse it as an option.  Reading a large Delta table takes longer than a database may allow.
+            connection.execute("SET transaction_timeout = 0")
+            connection.commit()
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         _import_snapshot(connection, snapshot)
         published, key, source = _describe(connection, table, columns, types)
