@@ -166,7 +166,8 @@ class ApplyTables:
             entry = self.relations.by_name.get(name)
             if entry is None or entry.after is None:
                 continue
-            if entry.relation.definition is None or (entry.contested and not entry.synced):
+            must_be_known = not entry.synced and (entry.contested or entry.relation.kept_rows is not None)
+            if entry.relation.definition is None or must_be_known:
                 # Its Delta table is still to be created, or its rows must be known.
                 await self._until_synced(entry)
                 await self.relations.load()

@@ -263,7 +263,7 @@ class SubscriptionRel:
     @property
     def remembers_options(self) -> bool:
         """Whether a copy is to keep to what options have decided of the columns before (column_choice)."""
-        return self.closed or "naming" in self._attributes()
+        return self.closed or not {"naming", "filtering"}.isdisjoint(self._attributes())
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -284,6 +284,12 @@ class SubscriptionRel:
         """The columns that have another name in its Delta table: the publisher's name and that one."""
         found = ((column[1], column[7]) for column in self._attributes().get("columns", ()) if len(column) > 7)
         return tuple((published, name) for name, published in found)
+
+    @property
+    def kept_rows(self) -> str | None:
+        """The condition of the rows that its Delta table has, as it was given; None: it has all."""
+        known = self._attributes().get("where")
+        return None if known is None else known["text"]
 
     @property
     def column_types(self) -> dict[str, tuple[int, int]]:

@@ -79,7 +79,7 @@ def _subscription(state: State) -> Iterator[Row]:
             o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
             o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
-            o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.rename, o.register,
+            o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.rename, o.where, o.register,
             o.source, None if o.source is None else o.source_column,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
@@ -96,6 +96,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None, rel.mode,
             ", ".join(rel.left_out), ", ".join(rel.masked),
             ", ".join(f"{quote_identifier(one)} {quote_identifier(other)}" for one, other in rel.renamed),
+            rel.kept_rows,
             rel.deletes, ", ".join(name for _, name in rel.metadata),
             rel.truncate, rel.whose,
             None if registration.name is None else str(TableName(*registration.name)),
@@ -106,7 +107,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
         yield (
             sequence.subid, sequence.relid, sequence.state.value,
             _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
-            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None, None, None,
+            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -235,7 +236,7 @@ VIEWS: Final = {
                 DOUBLE batch_age
                 LSN stop_lsn
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
-                TEXT truncate metadata columns exclude mask rename register source source_column
+                TEXT truncate metadata columns exclude mask rename where register source source_column
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""
@@ -254,7 +255,7 @@ VIEWS: Final = {
                 BIGINT estimated_rows
                 BOOL stopped
                 LSN error_lsn
-                TEXT foreign_commit mode left_out masked renamed deletes metadata truncate source registered
+                TEXT foreign_commit mode left_out masked renamed kept_rows deletes metadata truncate source registered
                 TEXT register_error register_error_hint"""
             ),
             _subscription_rel,

@@ -452,7 +452,7 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
         published_tables.refuse_unknown_types(TypeChoices.parse(options.types))
-    if given & {"columns", "exclude", "mask", "rename"}:
+    if given & {"columns", "exclude", "mask", "rename", "where"}:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await published_tables.published_tables(connection, subscription.publications)
             here = {relation.relid for relation in await session.catalog.relations(subscription.oid)}
@@ -461,9 +461,9 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
             await published_tables.refuse_unfit_choice(connection, published, choices, merged.layouts)
         rules = [rule for rules in merged.layouts.mask.values() for rule in rules.values()]
         published_tables.tell_of_mask_key(session, any(rule.name == "hash" for rule in rules))
-    if given & {"mode", "deletes", "truncate", "metadata", "columns", "exclude", "mask", "rename"}:
+    if given & {"mode", "deletes", "truncate", "metadata", "columns", "exclude", "mask", "rename", "where"}:
         session.notice(
-            "mode, deletes, truncate, metadata, columns, exclude, mask and rename hold for a table from its next copy on",
+            "mode, deletes, truncate, metadata, columns, exclude, mask, rename and where hold for a table from its next copy on",
             hint=f"ALTER SUBSCRIPTION {subscription.name} RESYNC TABLE … copies a table anew.",
         )
     if options.binary and not subscription.options.binary:

@@ -177,6 +177,7 @@ async def plan(
         _refuse_unfit_source(planned, copy_data)
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
+    _tell_of_lookups(session, plans)
     if copy_data:
         await _refuse_unreadable(connection, plans)
     for one in plans:
@@ -195,6 +196,12 @@ async def plan(
             raise FeatureNotSupported(
                 f'the option mask needs a copy of table "{one.target.relation}"',
                 detail="Values that the Delta table may have already would stay.",
+                hint="Use copy_data = true.",
+            )
+        if one.target.where is not None and not copy_data:
+            raise FeatureNotSupported(
+                f'the option where needs a copy of table "{one.target.relation}"',
+                detail="Rows that the Delta table may have already, and do not meet the condition, would stay.",
                 hint="Use copy_data = true.",
             )
         if one.target.closed and not copy_data and not one.exists:
@@ -357,10 +364,26 @@ def tell_of_mask_key(session: Session, needed: bool) -> None:
         )
 
 
+def _tell_of_lookups(session: Session, plans: Collection[Plan]) -> None:
+    """Tell the client of tables whose changes do not say which rows met the condition of the option where before."""
+    from apply.schema_changes.kept_rows import untold_column
+
+    for one in plans:
+        where, definition = one.choice.where, one.definition
+        lacking = None if where is None or not definition.identity_key else untold_column(where, definition)
+        if lacking is not None:
+            session.notice(
+                f'rows of table "{one.target.relation}" are looked up in the Delta table whenever they change',
+                detail=f'Column "{lacking}" of the condition of the option where is not part of the replica identity. A row that '
+                "meets the condition by an UPDATE which leaves values unsent (TOAST) is an error.",
+                hint=f"ALTER TABLE {one.target.relation} REPLICA IDENTITY FULL; has changes tell what rows were before.",
+            )
+
+
 async def refuse_unfit_choice(
     connection: Connection, tables: Mapping[Oid, PublishedTable], choices: TypeChoices, layouts: Layouts
 ) -> None:
-    """Refuse options columns, exclude, mask and rename that name what is not published, or what a table cannot do without."""
+    """Refuse options columns, exclude, mask, rename and where that name what is not published, or what a table cannot do without."""
     from apply.schema_changes.column_choice import choose
     from apply.schema_changes.table_definition import target_table
 

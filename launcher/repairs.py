@@ -242,9 +242,8 @@ class _Repair:
             with copy_out.session(self._subscription.conninfo, _NAME, cut) as session, cut.watching(session):
                 session.execute(SESSION.encode())
                 snapshots.begin_session_under(session, self._point.snapshot)
-                source = source_table(
-                    session, relation, found, row_form(relation, found, target, destination.app_id, drawn)
-                )
+                form = row_form(relation, found, target, destination.app_id, drawn)
+                source = source_table(session, relation, found, form, target, destination.app_id)
                 theirs = Hashed.joined([source.rows_like(session, one, hashes) for one in source.stretches()])
                 ours = target.rows_like(source.form, hashes)
                 places = surplus(theirs, ours)
@@ -310,6 +309,8 @@ def _require_same_columns(
     there = {name: rule for name, rule in masks.rules.items() if name in described.target.schema.names}
     if there != wanted.rules or (wanted.are_keyed and masks.fingerprint != wanted.fingerprint):
         raise NotInPrerequisiteState("its option mask was changed: RESYNC TABLE makes it hold")
+    if described.target.where != destination.table.where:
+        raise NotInPrerequisiteState("its option where was changed: RESYNC TABLE makes it hold")
     if described.target.key != destination.table.key:
         raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")
 

@@ -51,6 +51,7 @@ OPTIONS: Final = {
     "exclude": "The columns that are left out ([left-out columns](../left-out-columns.md)).",
     "mask": "Columns whose values are masked, and how ([masked columns](../masks.md)).",
     "rename": "Other names that columns have in Delta ([renamed columns](../renamed-columns.md)).",
+    "where": "Which of the publisher's rows tables have ([matching rows](../matching-rows.md)).",
     "register": "Names that the Delta tables get in a catalog of Spark's ([catalogs](../catalogs.md)).",
 }
 

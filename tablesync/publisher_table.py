@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from apply.schema_changes.attributes import Attributes, stored
 from apply.schema_changes.column_choice import Choice, choose
+from apply.schema_changes.kept_rows import published_filter
 from apply.schema_changes.table_definition import target_table
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel
@@ -33,6 +34,7 @@ class Seen:
     """The publisher's table as one transaction sees it, and what its Delta table gets of it."""
 
     published: PublishedTable
+    """As it is published; `row_filter`: what leaves rows out at the publisher, or here."""
     definition: TableDefinition
     target: TargetTable
     choice: Choice
@@ -151,6 +153,7 @@ class PublisherTable:
                 layouts.source,
             )
             target = with_mask_key(target, stored(relation.definition))
+            found = replace(found, row_filter=published_filter(found.row_filter, choice.where, definition))
             return Seen(found, definition, target, choice)
 
     @contextmanager

@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from apply.schema_changes import attributes
 from apply.schema_changes.column_choice import replicated
+from apply.schema_changes.kept_rows import published_filter
 from catalog.records import SubscriptionRel
 from pubsub.digest.forms import Form, RowForm, form_of
 from pubsub.digest.source import SourceTable, largest_file, require_places
 from pubsub.digest.target import DeltaVersion
-from pubsub.errors import PubsubError
+from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.ids import Oid
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
@@ -83,6 +84,10 @@ def row_form(
             f'ALTER SUBSCRIPTION … REFRESH PUBLICATION takes "{relation.qualified_name}" out of the subscription.',
         )
     known = attributes.current(relation.definition, target.properties, app_id)
+    try:
+        published_filter(None, None if known is None else known.where, definition)
+    except NotInPrerequisiteState as error:
+        raise CannotCompare(error.message, error.hint, differs=True) from error
     columns = replicated(known, definition.published(table.attnames))
     here = {column.name: column.name if known is None else known.here(column) for column in columns}
     absent = [name for name in here.values() if name not in target.schema.names]
@@ -120,21 +125,29 @@ def masked_columns(known: attributes.Attributes | None, columns: Sequence[Column
 
 
 def source_table(
-    connection: PsycopgConnection, relation: SubscriptionRel, found: Published, form: RowForm
+    connection: PsycopgConnection,
+    relation: SubscriptionRel,
+    found: Published,
+    form: RowForm,
+    target: DeltaVersion,
+    app_id: str,
 ) -> SourceTable:
-    """Return the publisher's table as the digest reads it; `connection`: with the snapshot that `found` is of.  Blocks.
+    """Return the publisher's table as the digest reads it, of which `form` is, as of `row_form`: its rows that the Delta table gets.
+
+    `connection`: with the snapshot that `found` is of.  Blocks.
 
     The table stays as it is until the connection's transaction ends.  Raises SerializationFailure (hold_as_described), and
     InsufficientPrivilege (require_places).
     """
     table, definition = found.tables[Oid(relation.relid)], found.definitions[Oid(relation.relid)]
+    known = attributes.current(relation.definition, target.properties, app_id)
     read = ReadTable.of(definition, form.published_names.values())
     in_key = {form.published_names[name] for name in form.key_columns}
     require_places(connection, read)
     hold_as_described(connection, read)
     return SourceTable(
         read,
-        table.row_filter,
+        published_filter(table.row_filter, None if known is None else known.where, definition),
         form,
         largest_file(connection, relation.relid),
         definition.bytes,

@@ -427,7 +427,7 @@ class Pipeline:
         batch, tables = staged.batch, self._tables
         while True:
             destinations = await self._destinations(staged)
-            if any(destination.contested for destination in destinations.values()):
+            if any(destination.looks_up for destination in destinations.values()):
                 # The table's rows are looked up, so the previous batch must be in it.
                 await self._until_not_committing()
 

@@ -33,6 +33,7 @@ from pubsub.sql.mask_rules import MaskRule
 
 if TYPE_CHECKING:
     from pubsub.delta.table import TargetTable
+    from pubsub.row_filters import RowFilter
 
 PROPERTY: Final = "pubsub.attributes"
 """The Delta table's property that holds the attributes; the commit that alters the columns sets it.  In a table of several sources
@@ -100,6 +101,20 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Which of the publisher's rows the table has: the `text` of a condition, and the numbers of its columns by the names that it has
+    for them.  `partitioned`: as in RowFilter.
+    """
+
+    text: str
+    numbers: Mapping[str, int]
+    partitioned: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {"text": self.text, "numbers": dict(self.numbers), "partitioned": self.partitioned}
+
+
+@dataclass(frozen=True, slots=True)
 class Attributes:
     """A table's columns as its Delta table has them.
 
@@ -110,7 +125,8 @@ class Attributes:
     masked, by number, also of those that it does not get now; `fingerprint`: that of the key of those that are hashed.  `rule`: the
     options that decided this; `asked`: RESYNC TABLE was given since (column_choice).  `app_id`: the copy that they belong to.
     `renames`: the names of columns that do not follow the publisher's, by number, also of those that it does not get now; `naming`:
-    the text of the option rename that decided them, None if it said nothing of the table.
+    the text of the option rename that decided them, None if it said nothing of the table.  `where`: which rows the table has, None:
+    all; `filtering`: the text of the option where that decided it, None if it said nothing of the table.
     """
 
     app_id: str
@@ -127,11 +143,31 @@ class Attributes:
     fingerprint: str = ""
     renames: Mapping[int, str] = field(default_factory=dict)
     naming: str | None = None
+    where: KeptRows | None = None
+    filtering: str | None = None
 
     @property
     def goes_by_numbers(self) -> bool:
-        """Whether the publisher's names do not tell which of the Delta table's columns is which."""
-        return self.left_out is not None or bool(self.renames)
+        """Whether the publisher's names do not tell which of the Delta table's columns is which, or columns must not be mistaken."""
+        return self.left_out is not None or bool(self.renames) or self.where is not None
+
+    @property
+    def was_chosen(self) -> bool:
+        """Whether options have decided something of the table."""
+        return self.left_out is not None or self.naming is not None or self.filtering is not None
+
+    @property
+    def row_filter(self) -> RowFilter | None:
+        """The condition of the table's rows, by its columns' present names."""
+        if self.where is None:
+            return None
+        from pubsub.row_filters import RowFilter
+
+        of_type = {column.number: column.base for column in self.columns}
+        columns = tuple(
+            (name, self.names.get(number, ""), of_type.get(number, 0)) for name, number in self.where.numbers.items()
+        )
+        return RowFilter(self.where.text, columns, self.where.partitioned)
 
     @property
     def masked(self) -> Masks:
@@ -183,6 +219,7 @@ class Attributes:
                 "kept": [list(one) for one in self.kept],
                 **self._choice(),
                 **self._naming(),
+                **self._filtering(),
                 "shapes": [[[list(c) for c in shape], list(numbers)] for shape, numbers in self.shapes],
             },
             ensure_ascii=False,
@@ -202,6 +239,12 @@ class Attributes:
             return {}
         renames = [[number, name] for number, name in sorted(self.renames.items())]
         return {"renames": renames, "naming": self.naming, "asked": self.asked}
+
+    def _filtering(self) -> Mapping[str, Any]:
+        if self.filtering is None:
+            return {}
+        where = {} if self.where is None else {"where": self.where.as_json()}
+        return {**where, "filtering": self.filtering, "asked": self.asked}
 
 
 def read(text: str | None) -> Attributes | None:
@@ -224,6 +267,8 @@ def read(text: str | None) -> Attributes | None:
         found.get("fingerprint", ""),
         dict(found.get("renames", ())),
         found.get("naming"),
+        None if (where := found.get("where")) is None else KeptRows(**where),
+        found.get("filtering"),
     )
 
 
@@ -286,11 +331,13 @@ def of_definition(
     fingerprint: str = "",
     renames: Mapping[int, str] = MappingProxyType({}),
     naming: str | None = None,
+    where: KeptRows | None = None,
+    filtering: str | None = None,
 ) -> Attributes:
     """Return the attributes of a table that is being copied or is first seen.
 
-    `names` are its replicated columns, as the publisher names them; `left_out`, `rule`, `masks`, `fingerprint`, `renames` and
-    `naming` as in Attributes.  `listed`: all published columns (None: `names`).
+    `names` are its replicated columns, as the publisher names them; `left_out`, `rule`, `masks`, `fingerprint`, `renames`, `naming`,
+    `where` and `filtering` as in Attributes.  `listed`: all published columns (None: `names`).
     """
     published = [column for column in definition.columns if column.name in (names if listed is None else listed)]
     shape = (shape_of_columns(published), tuple(column.attnum for column in published))
@@ -322,6 +369,8 @@ def of_definition(
         fingerprint=fingerprint,
         renames=dict(renames),
         naming=naming,
+        where=where,
+        filtering=filtering,
     )
 
 

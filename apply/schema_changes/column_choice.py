@@ -1,5 +1,5 @@
 """The options columns, exclude, mask and rename: which of a table's published columns its Delta table gets, which of them masked,
-and under which names.  The first three fail closed.
+and under which names.  The first three fail closed.  Which rows it gets is decided at the same time (kept_rows).
 
 A table of which the options say something is closed: its columns were chosen by name once, and are known by their numbers at the
 publisher from then on.  A new name lets no column in, or out; a column that is added later stays out.  A copy that nobody asked
@@ -16,7 +16,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from apply.schema_changes.attributes import Attribute, Attributes, LeftOut, Rule, sent_as, stored
+from apply.schema_changes import kept_rows
+from apply.schema_changes.attributes import Attribute, Attributes, KeptRows, LeftOut, Rule, sent_as, stored
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.layouts import Layouts
 from pubsub.sql.mask_rules import MaskRule
@@ -24,8 +25,8 @@ from pubsub.sql.mask_rules import MaskRule
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a copy gives a table.  `left_out`, `rule`, `masks`, `renames`, `naming`: see Attributes; `left_out` None: the table is
-    open, and gets all columns.
+    """What a copy gives a table.  `left_out`, `rule`, `masks`, `renames`, `naming`, `where`, `filtering`: see Attributes; `left_out`
+    None: the table is open, and gets all columns.
 
     `listed`: the names of all published columns.
     """
@@ -37,6 +38,8 @@ class Choice:
     masks: Mapping[int, MaskRule] = field(default_factory=dict)
     renames: Mapping[int, str] = field(default_factory=dict)
     naming: str | None = None
+    where: KeptRows | None = None
+    filtering: str | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -46,7 +49,7 @@ class Choice:
     @property
     def goes_by_numbers(self) -> bool:
         """As of Attributes."""
-        return self.left_out is not None or bool(self.renames)
+        return self.left_out is not None or bool(self.renames) or self.where is not None
 
     @property
     def masked(self) -> Mapping[str, MaskRule]:
@@ -77,6 +80,7 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
     layout, rule = layouts.choice_of(definition.schema, definition.name), layouts.rule
     before = stored(held)
     renames, naming = _names(layouts, definition, published, before)
+    where, filtering = kept_rows.chosen(layouts, definition, published, before)
     earlier = {} if before is None else {one.number: one.named for one in before.left_out or ()}
     # By names, of columns whose numbers say nothing yet.
     masks = {c.attnum: layout.mask[c.name] for c in definition.columns if c.name in layout.mask}
@@ -91,7 +95,7 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
         numbers = {column.attnum for column in gone}
         columns = tuple(column for column in published if column.attnum not in numbers)
         names = frozenset(column.name for column in published)
-        return Choice(columns, names, left_out, decided, masks, renames, naming)
+        return Choice(columns, names, left_out, decided, masks, renames, naming, where, filtering)
 
     def by_names() -> Choice:
         names = [column.name for column in published]
@@ -100,7 +104,12 @@ def choose(layouts: Layouts, definition: TableDefinition, attnames: Sequence[str
         return divided(lambda column: layout.leaves_out(column.name), rule)
 
     everything = Choice(
-        tuple(published), frozenset(column.name for column in published), renames=renames, naming=naming
+        tuple(published),
+        frozenset(column.name for column in published),
+        renames=renames,
+        naming=naming,
+        where=where,
+        filtering=filtering,
     )
     if before is None or before.left_out is None:
         return by_names() if layout.is_closed else everything
@@ -138,7 +147,7 @@ def _names(
 def asking(definition: str) -> str:
     """Return a table's definition (definition_json) for whose next copy RESYNC TABLE was given."""
     said = stored(definition)
-    if said is None or (said.left_out is None and said.naming is None):
+    if said is None or not said.was_chosen:
         return definition
     return _with(definition, replace(said, asked=True))
 
@@ -149,7 +158,7 @@ def of_table_made_anew(definition: str, now: TableDefinition) -> str | None:
     It gets the columns that the earlier one gave to the Delta table, by their names; an open one gets all.
     """
     said = stored(definition)
-    if said is None or (said.left_out is None and said.naming is None):
+    if said is None or not said.was_chosen:
         return None
     names = {column.published for column in said.columns}
     ruled = {one.name for one in said.left_out or () if one.named}
@@ -173,6 +182,8 @@ def of_table_made_anew(definition: str, now: TableDefinition) -> str | None:
         fingerprint=said.fingerprint,
         renames={c.attnum: other[c.name] for c in now.columns if c.name in other},
         naming=said.naming,
+        where=kept_rows.under_other_numbers(said.where, {number: name for name, number in said.published.items()}, now),
+        filtering=said.filtering,
     )
     return _with(definition, carried)
 

@@ -24,6 +24,7 @@ from apply.schema_changes.attributes import (
     shape_of_columns,
     under,
 )
+from apply.schema_changes.kept_rows import dropped
 from apply.schema_changes.table_definition import column_type, refuse_names_of_history, refuse_same_names
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
@@ -202,6 +203,7 @@ class _Wanted:
                     sent_as=sent_as(sent.name, name),
                 )
             )
+        self._look_at_condition(columns)
         key = self._key(columns, renamed)
         if not columns and self._message.replica_identity == "f" and self._target.history is None:
             raise self._copy_again("it has no column left to tell its rows apart")
@@ -265,6 +267,23 @@ class _Wanted:
         if moves_key and (self._target.history is not None or keeps):
             raise self._copy_again("other columns identify its rows")
         return Change(after, alteration, moves_key)
+
+    def _look_at_condition(self, columns: Sequence[Attribute]) -> None:
+        """Refuse that a column of the condition of the table's rows is dropped; have the table copied anew if its type is another."""
+        where, before = self._known.where, self._known.by_number
+        if where is None:
+            return
+        now = {column.number: column for column in columns}
+        for name, number in where.numbers.items():
+            if number not in now:
+                raise dropped(self._target.relation, name)
+            if number in before and (before[number].type_oid, before[number].type_modifier) != (
+                now[number].type_oid,
+                now[number].type_modifier,
+            ):
+                raise self._copy_again(
+                    f'the type of column "{now[number].name}", by which its rows are chosen, is another'
+                )
 
     def _may_be_there(self, number: int) -> bool:
         """Return whether a column has this number at the publisher, as far as is known."""

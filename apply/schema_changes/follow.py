@@ -123,7 +123,9 @@ def _as_chosen(target: TargetTable, attributes: Attributes) -> TargetTable:
     others: frozenset[str] = frozenset()
     if target.source is not None:
         others = frozenset(target.replicated) - frozenset(attributes.names.values())
-    return replace(target, closed=attributes.goes_by_numbers, masks=masks, sent=sent, others=others)
+    return replace(
+        target, closed=attributes.goes_by_numbers, masks=masks, where=attributes.row_filter, sent=sent, others=others
+    )
 
 
 class Publisher:
@@ -271,8 +273,8 @@ class Follower:
         if table.attributes is None:
             message = effect[-1].message
             said = self._layouts.choice_of(message.namespace, message.name)
-            if said.mask or said.rename:
-                what = "masked" if said.mask else "renamed"
+            if said.mask or said.rename or said.where:
+                what = "masked" if said.mask else "renamed" if said.rename else "those of its condition"
                 raise CopyAgain(table.relid, table.target.relation, f"which columns are {what} is not known")
             table.attributes = _adopted(table, effect, described)
             if table.attributes is None:
@@ -428,7 +430,7 @@ def _know(table: Columns, attributes: Attributes) -> None:
 def _facts(known: Attributes) -> tuple[object, ...]:
     """Return what is stored of a table that is not altered, if it has changed."""
     named = [(column.number, column.sent_as) for column in known.columns]
-    return known.storage, known.count, known.left_out, known.masks, known.renames, named
+    return known.storage, known.count, known.left_out, known.masks, known.renames, known.where, named
 
 
 def _tell_left_out(relation: str, before: Attributes, after: Attributes) -> None:

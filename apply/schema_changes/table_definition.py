@@ -8,8 +8,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from apply.schema_changes import kept_rows
 from apply.schema_changes.attributes import Attributes, of_definition
 from apply.schema_changes.column_choice import Choice
+from apply.staging.matching_rows import unfit_to_tell
 from pubsub.delta import change_rows, soft_deletes, versions
 from pubsub.delta.files.key_set import can_match
 from pubsub.delta.metadata_columns import Metadata, fields_of
@@ -86,11 +88,17 @@ def target_table(
         for column in columns
     ]
     masks = Masks(rules)
+    where = None
+    if choice is not None and choice.where is not None:
+        here = {column.attnum: named[column.name] for column in columns}
+        where = kept_rows.row_filter(choice.where, definition, here, rules, pa.schema(fields))
     closed = choice is not None and choice.goes_by_numbers
     if mode == "history":
         refuse_names_of_history(names, qualified)
         schema = pa.schema([*change_rows.FIELDS, *fields])
-        return TargetTable(path, schema, (), qualified, history=key, closed=closed, masks=masks)
+        found = TargetTable(path, schema, (), qualified, history=key, closed=closed, masks=masks, where=where)
+        _refuse_untold(found, definition, choice)
+        return found
     soft, scd2 = deletes == "soft", mode == "scd2"
     if not scd2:
         fields = [field.with_nullable(field.name not in key) for field in fields]
@@ -112,7 +120,7 @@ def target_table(
             f'table "{qualified}" has no key, without which its rows are found by all their columns',
             hint="Give it a primary key, or leave it out of the option metadata.",
         )
-    return TargetTable(
+    found = TargetTable(
         path,
         pa.schema([*fields, *own]),
         key,
@@ -123,8 +131,29 @@ def target_table(
         metadata=metadata,
         closed=closed,
         masks=masks,
+        where=where,
         source=source,
         partitioned_by=() if source is None else (source.column,),
+    )
+    _refuse_untold(found, definition, choice)
+    return found
+
+
+def _refuse_untold(table: TargetTable, definition: TableDefinition, choice: Choice | None) -> None:
+    """Raise FeatureNotSupported if neither changes nor the table will tell which rows met the condition of the option where."""
+    if choice is None or choice.where is None:
+        return
+    lacking, reason = kept_rows.untold_column(choice.where, definition), unfit_to_tell(table)
+    only_inserts = not definition.identity_key and definition.replica_identity != "f"
+    if lacking is None or reason is None or only_inserts:
+        return
+    raise FeatureNotSupported(
+        f'column "{lacking}" of table "{table.relation}", which the condition of the option where names, is not part of the replica '
+        "identity",
+        detail=f"Changes do not tell whether their rows met the condition before, and {reason}.",
+        hint=f"ALTER TABLE {table.relation} REPLICA IDENTITY FULL, or use a condition of columns of its key."
+        if definition.kind != "p"
+        else "Use a condition of columns of its primary key.",
     )
 
 
@@ -305,7 +334,16 @@ def described(
     if choice is None:
         return of_definition(definition, table.schema.names, app_id, since)
     if choice.left_out is None:
-        return of_definition(definition, [*choice.names], app_id, since, renames=choice.renames, naming=choice.naming)
+        return of_definition(
+            definition,
+            [*choice.names],
+            app_id,
+            since,
+            renames=choice.renames,
+            naming=choice.naming,
+            where=choice.where,
+            filtering=choice.filtering,
+        )
     return of_definition(
         definition,
         [*choice.names],
@@ -318,4 +356,6 @@ def described(
         table.masks.fingerprint,
         choice.renames,
         choice.naming,
+        choice.where,
+        choice.filtering,
     )

@@ -17,6 +17,7 @@ import pyarrow as pa
 from apply.batch import Batch, Truncation
 from apply.identity_missing import IdentityMissing
 from apply.staging.destination import Destination, Reading
+from apply.staging.matching_rows import matching, needed
 from pubsub import masking
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
@@ -102,8 +103,8 @@ def under_messages(
 def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[list[rows.Changes], bool]:
     """Decode the frames that the table gets, in order; also return whether old rows are whole (FULL, in a table without a key).
 
-    Masked columns have what stands for their values.  Raises InvalidValue and NotInPrerequisiteState with the transaction's finish
-    LSN in the context.
+    Rows that the table does not have are left out (the option where), and masked columns have what stands for their values.  Raises
+    InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context.
     """
     table = wanted.destination.table
     parts: list[rows.Changes] = []
@@ -117,12 +118,14 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
                 chosen,
                 relation,
                 _read(reading, table.masks),
-                key=table.key or None,
+                key=needed(table),
                 types=wanted.destination.types,
                 hidden=table.masks.rules.keys(),
             )
             _check_identity(relation, reading, table, changes)
-        parts.append(_as_in_target(_masked(changes, table, mask_key), reading, table))
+            changes = matching(changes, relation, reading, table)
+        if changes.count:
+            parts.append(_as_in_target(_masked(changes, table, mask_key), reading, table))
     # The parts are ordered by oid so far; an older table of the same name may have the greater oid.
     parts.sort(key=lambda part: int(part.seq[0]))
     return parts, full

@@ -12,6 +12,7 @@ import pyarrow as pa
 from apply.batch import Batch, Truncation
 from apply.staging.emptied import Emptied, with_deletions
 from apply.staging.fold import fold
+from apply.staging.matching_rows import settled, untold
 from apply.staging.own_columns import with_own
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
@@ -83,7 +84,20 @@ class Destination:
     def may_conflict(self) -> bool:
         """Whether to look up what the table holds.  Not in a window, where the table holds later rows, which are no conflicts.
         Nor in mode history, where rows are only added."""
-        return self.contested and self.window is None and self.table.history is None
+        return self.looks_up and self.window is None and self.table.history is None
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether what the table holds decides what changes are, so that those before must be in it."""
+        return self.contested or self.is_untold
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether changes may not tell if their rows met the condition of the table's rows before (the option where)."""
+        where = self.table.where
+        return where is not None and any(
+            untold(where, relation, reading, self.table) is not None for relation, reading in self.readings.items()
+        )
 
     def commit(self, batch: Batch) -> Commit:
         """Return the transaction identity under which the table's part of the batch is committed."""
@@ -127,6 +141,8 @@ def folded_for(
     Raises RowInTheWay if the table is not looked up, and must be; ProgramLimitExceeded for columns that no array holds (2 GB).
     """
 
+    if destination.is_untold:
+        changes = _settled(destination, changes, batch, present)
     changes, leaving = with_own(changes, destination.table, batch)
 
     def folded_with(present: Present | None, marking: Emptied | None) -> Folded:
@@ -165,6 +181,15 @@ def folded_for(
         collisions=_as_sent(folded.collisions, names),
         differing=_as_sent(folded.differing, names),
     )
+
+
+def _settled(destination: Destination, changes: Changes, batch: Batch, present: Present | None) -> Changes:
+    try:
+        return settled(changes, destination.table, present)
+    except NotInPrerequisiteState as error:
+        if error.finish_lsn is not None:
+            error.finish_lsn = batch.transaction_of(error.finish_lsn).final_lsn
+        raise
 
 
 def _as_sent(conflicting: Conflicting | None, names: Sequence[str]) -> Conflicting | None:

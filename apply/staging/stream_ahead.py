@@ -320,7 +320,7 @@ class Ahead:
 
 def _same(then: Destination, now: Destination) -> bool:
     """Return whether the table still gets the whole transaction."""
-    if now.contested or now.stops_before is not None:
+    if now.looks_up or now.stops_before is not None:
         return False
     return (then.relid, then.app_id, then.table) == (now.relid, now.app_id, now.table)
 

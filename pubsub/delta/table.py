@@ -32,6 +32,7 @@ from pubsub.object_stores import options
 from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.type_contract import VARIANT
+from pubsub.row_filters import RowFilter
 from pubsub.sql.identifiers import quote_for_spark as quote
 from pubsub.sql.source import Source
 
@@ -91,6 +92,8 @@ class TargetTable:
     only where they are read."""
     masks: Masks = NO_MASKS
     """The columns that do not have the publisher's values (the option mask); known as `closed` is."""
+    where: RowFilter | None = None
+    """The condition of the publisher's rows that it has (the option where), None: it has all; known as `closed` is."""
     source: Source | None = None
     """The rows of the Delta table that are this table's, by whose column it is partitioned; None: all are (sources)."""
     others: frozenset[str] = frozenset()

@@ -1,10 +1,11 @@
 """What the Delta tables of a subscription have, how they lie, and their names in a catalog: mode, deletes, truncate, metadata,
-columns, exclude, mask, rename, partition_by, cluster_by, table_properties and register.
+columns, exclude, mask, rename, where, partition_by, cluster_by, table_properties and register.
 
     columns = 'public.users (id, name)'
     exclude = 'public.users (password), hr.* (salary)'
     mask = 'public.users (email hash, phone null, card truncate 4), * (name redact)'
     rename = 'public.users (email mail, "Odd" odd), hr.* (pay salary)'
+    where = 'public.orders (status <> ''draft'' AND amount > 10), shop.* (region = ''eu'')'
     mode = 'history'
     mode = 'public.payments (history), public.customers (scd2), sales.* (mirror)'
     deletes = 'public.users (soft)'
@@ -17,19 +18,19 @@ columns, exclude, mask, rename, partition_by, cluster_by, table_properties and r
     register = '* (lake.shop), public.orders (lake.shop.all_orders)'
 
 Elements are separated by commas.  Each names a table, all tables of a schema (schema.*) or all tables (*), and has columns,
-columns with other names, a mode, how rows are deleted, what a TRUNCATE does, properties, or kinds of metadata, each perhaps with a
-column's name, or a name in a catalog, in parentheses; a mode, a way to delete or to truncate, or a name in a catalog stands without
-a table for all tables.  The element that says most about a table counts alone.  Only what is excluded is joined, and so are masks,
-other names and properties, of which those of the element that says most go before.  A name is written as in SQL; values with other
-than letters and digits are in double quotes.  The options take effect when a Delta table is created, mode, deletes, truncate,
-metadata, columns, exclude, mask and rename whenever a table is copied; changing them does not affect existing tables.  Register
-alone holds at once.
+columns with other names, a condition of its rows, a mode, how rows are deleted, what a TRUNCATE does, properties, or kinds of
+metadata, each perhaps with a column's name, or a name in a catalog, in parentheses; a mode, a way to delete or to truncate, or a
+name in a catalog stands without a table for all tables.  The element that says most about a table counts alone.  Only what is
+excluded is joined, and so are masks, other names and properties, of which those of the element that says most go before.  A name is
+written as in SQL; values with other than letters and digits are in double quotes.  The options take effect when a Delta table is
+created, mode, deletes, truncate, metadata, columns, exclude, mask, rename and where whenever a table is copied; changing them does
+not affect existing tables.  Register alone holds at once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -38,6 +39,7 @@ from pubsub.nearest import nearest
 from pubsub.sql.identifiers import quote_for_spark
 from pubsub.sql.lexer import Kind, Token, tokenize
 from pubsub.sql.mask_rules import MaskRule, rule_of
+from pubsub.sql.row_conditions import RowCondition
 from pubsub.sql.source import Source
 
 V = TypeVar("V")
@@ -106,6 +108,8 @@ class Layout:
     """The columns that are masked."""
     rename: Mapping[str, str] = field(default_factory=dict)
     """The names that columns have in the Delta table, by the publisher's."""
+    where: RowCondition | None = None
+    """The condition of the rows that it has; None: it has all."""
 
     @property
     def is_closed(self) -> bool:
@@ -136,11 +140,14 @@ class Layouts:
     exclude: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[Pattern, Mapping[str, MaskRule]] = field(default_factory=dict)
     rename: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
+    where: Mapping[Pattern, RowCondition] = field(default_factory=dict)
     register: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     rule: tuple[str, str, str] = ("", "", "")
     """The texts of columns, exclude and mask."""
     naming: str = ""
     """The text of rename."""
+    filtering: str = ""
+    """The text of where."""
     source: Source | None = None
     """Whose rows the tables get, beside those of other subscriptions."""
 
@@ -160,6 +167,7 @@ class Layouts:
         register: str = "",
         rename: str = "",
         source: Source | None = None,
+        where: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
         return cls(
@@ -174,22 +182,26 @@ class Layouts:
             columns_of("exclude", exclude),
             masks_of(mask),
             renames_of(rename),
+            conditions_of(where),
             registers_of(register),
             (columns, exclude, mask),
             rename,
+            where,
             source,
         )
 
     @property
     def choices(self) -> Layouts:
-        """What columns, exclude, mask and rename say alone."""
+        """What columns, exclude, mask, rename and where say alone."""
         return Layouts(
             columns=self.columns,
             exclude=self.exclude,
             mask=self.mask,
             rename=self.rename,
+            where=self.where,
             rule=self.rule,
             naming=self.naming,
+            filtering=self.filtering,
         )
 
     def of(self, schema: str, table: str) -> Layout:
@@ -216,13 +228,14 @@ class Layouts:
         )
 
     def choice_of(self, schema: str, table: str) -> Layout:
-        """Return what columns, exclude, mask and rename say of a table."""
+        """Return what columns, exclude, mask, rename and where say of a table."""
         exclude = frozenset(name for one in _patterns(schema, table) for name in self.exclude.get(one, ()))
         return Layout(
             columns=_of_table(self.columns, schema, table, ()),
             exclude=exclude,
             mask=_joined(self.mask, schema, table),
             rename=_joined(self.rename, schema, table),
+            where=_of_table(self.where, schema, table, None),
         )
 
     def mode_of(self, schema: str, table: str) -> Mode:
@@ -318,6 +331,7 @@ class Layouts:
             "exclude": self.exclude,
             "mask": self.mask,
             "rename": self.rename,
+            "where": self.where,
             "register": self.register,
         }
         for option, rules in named.items():
@@ -399,6 +413,14 @@ def renames_of(text: str) -> dict[Pattern, Mapping[str, str]]:
         if len(set(names.values())) < len(names):
             raise _invalid("rename", text, "Two columns have one name.")
         _add(found, pattern, names, "rename", text)
+    return found
+
+
+def conditions_of(text: str) -> dict[Pattern, RowCondition]:
+    """Parse where.  Raises PubsubError (22023), FeatureNotSupported and SqlSyntaxError."""
+    found: dict[Pattern, RowCondition] = {}
+    for pattern, inside in _elements("where", text):
+        _add(found, pattern, RowCondition.parse(text[inside[0].start : inside[-1].end]), "where", text)
     return found
 
 
@@ -530,7 +552,7 @@ def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
     place = 0
     while place < len(tokens):
         opened = next((n for n in range(place, len(tokens)) if _is(tokens[n], "(")), None)
-        closed = next((n for n in range(opened or 0, len(tokens)) if _is(tokens[n], ")")), None)
+        closed = None if opened is None else _closing(tokens, opened)
         if opened is None or closed is None or closed == opened + 1:
             raise _invalid(option, text, _FORM)
         yield _pattern(tokens[place:opened], option, text), tokens[opened + 1 : closed]
@@ -539,6 +561,16 @@ def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
             if not _is(tokens[place], ",") or place + 1 == len(tokens):
                 raise _invalid(option, text, _FORM)
             place += 1
+
+
+def _closing(tokens: Sequence[Token], opened: int) -> int | None:
+    """Return the place of the parenthesis that closes the one at `opened`; None if there is none."""
+    depth = 0
+    for place in range(opened, len(tokens)):
+        depth += _is(tokens[place], "(") - _is(tokens[place], ")")
+        if not depth:
+            return place
+    return None
 
 
 _FORM: Final = "Each element is schema.table, schema.* or *, and then a list in parentheses."

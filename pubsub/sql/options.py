@@ -20,6 +20,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.layouts import (
     Layouts,
     columns_of,
+    conditions_of,
     deletes_of,
     masks_of,
     metadata_of,
@@ -72,8 +73,8 @@ class SubscriptionOptions:
     `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command has set
     another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds, and so is
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
-    `metadata`, `columns`, `exclude`, `mask`, `rename`, `partition_by`, `cluster_by`, `table_properties` and `register` are those
-    that Layouts parses, and `copy_first` names tables as they do.  `source`: what its rows have in the column `source_column` of
+    `metadata`, `columns`, `exclude`, `mask`, `rename`, `where`, `partition_by`, `cluster_by`, `table_properties` and `register` are
+    those that Layouts parses, and `copy_first` names tables as they do.  `source`: what its rows have in the column `source_column` of
     Delta tables that other subscriptions write, too; None: its tables are its own.  `stop_lsn` is the last LSN to apply, inclusive;
     None for no end.  `wal_archive` is a directory of the publisher's WAL segments, or RESTORE_COMMAND; None: there is none.
     `continues_at`, a state: where the slot of the last accepted other system begins, behind everything of the former one.
@@ -129,6 +130,7 @@ class SubscriptionOptions:
     exclude: str = ""
     mask: str = ""
     rename: str = ""
+    where: str = ""
     register: str = ""
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
@@ -150,6 +152,7 @@ class SubscriptionOptions:
             self.register,
             self.rename,
             None if self.source is None else Source(self.source_column, self.source),
+            self.where,
         )
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -196,6 +199,7 @@ STORED_OPTIONS: Final = (
     "exclude",
     "mask",
     "rename",
+    "where",
     "register",
 )
 CREATE_OPTIONS: Final = (
@@ -255,8 +259,10 @@ def refuse_new_tables_in_two_phase(options: SubscriptionOptions) -> None:
 
 
 def refuse_unfollowed_choice(options: SubscriptionOptions) -> None:
-    """Refuse columns, exclude, mask and rename with schema_changes = refuse, which goes by names: a new name would let a column in."""
-    for name in ("columns", "exclude", "mask", "rename"):
+    """Refuse columns, exclude, mask, rename and where with schema_changes = refuse, which goes by names: a new name would let a
+    column in, or take one for another.
+    """
+    for name in ("columns", "exclude", "mask", "rename", "where"):
         if options.schema_changes == "refuse" and getattr(options, name):
             raise _exclusive("schema_changes = refuse", f"{name} = …")
 
@@ -482,6 +488,12 @@ def _renames(option: Option) -> str:
     return text
 
 
+def _conditions(option: Option) -> str:
+    text = _string(option)
+    conditions_of(text)
+    return text
+
+
 def _tables(option: Option) -> str:
     text = _string(option)
     patterns_of(option.name, text)
@@ -572,6 +584,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "exclude": _columns_by_table,
     "mask": _masks,
     "rename": _renames,
+    "where": _conditions,
     "register": _register,
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),

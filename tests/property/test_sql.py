@@ -78,6 +78,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "exclude": st.sampled_from(["", "s.* (a), public.t (b)"]),
     "mask": st.sampled_from(["", "s.* (a hash, b null), public.t (b truncate 4, c redact)"]),
     "rename": st.sampled_from(["", 's.* (a b), public.t (b "C c", "D d" b)', "* (id id)"]),
+    "where": st.sampled_from(["", "s.* (a = 1 AND (b OR NOT c)), public.t (d <> 'it''s (odd)')", '* ("A a" IS NULL)']),
     "new_tables": st.sampled_from(["ignore", "follow"]),
     "on_slot_loss": st.sampled_from(["stop", "resync"]),
     "wal_archive": st.sampled_from(["none", "/archive", "restore_command", "/with 'quotes' and, more"]),

@@ -373,7 +373,7 @@ class _Tables:
             try:
                 target = DeltaVersion(relation.path, version, relation.qualified_name, relation.source)
                 form = row_form(relation, point.published, target, app_id)
-                source = source_table(point.sessions[0], relation, point.published, form)
+                source = source_table(point.sessions[0], relation, point.published, form, target, app_id)
                 estimate = self._rows.get(relation.relid) or relation.estimated_rows or 0
                 if self._wanted.sample:
                     return comparer.sample(source, target, estimate, bounds.sample_rows), form
