@@ -17,7 +17,7 @@ import pyarrow as pa
 from apply.batch import Batch, Truncation
 from apply.identity_missing import IdentityMissing
 from apply.staging.destination import Destination, Reading
-from apply.staging.matching_rows import matching, needed
+from apply.staging.matching_rows import NotTold, matching, needed
 from pubsub import masking
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
@@ -141,7 +141,8 @@ def locating(
     except InvalidValue as error:
         raise _located(error, batch, relation, origin) from error
     except NotInPrerequisiteState as error:
-        error.finish_lsn = batch.transaction_of(min(int(some.seq[0]) for some in frames)).final_lsn
+        seq = error.seq if isinstance(error, NotTold) else min(int(some.seq[0]) for some in frames)
+        error.finish_lsn = batch.transaction_of(seq).final_lsn
         raise
 
 

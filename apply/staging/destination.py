@@ -12,7 +12,7 @@ import pyarrow as pa
 from apply.batch import Batch, Truncation
 from apply.staging.emptied import Emptied, with_deletions
 from apply.staging.fold import fold
-from apply.staging.matching_rows import settled, untold
+from apply.staging.matching_rows import NotTold, settled, untold
 from apply.staging.own_columns import with_own
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
@@ -186,9 +186,8 @@ def folded_for(
 def _settled(destination: Destination, changes: Changes, batch: Batch, present: Present | None) -> Changes:
     try:
         return settled(changes, destination.table, present)
-    except NotInPrerequisiteState as error:
-        if error.finish_lsn is not None:
-            error.finish_lsn = batch.transaction_of(error.finish_lsn).final_lsn
+    except NotTold as error:
+        error.finish_lsn = batch.transaction_of(error.seq).final_lsn
         raise
 
 

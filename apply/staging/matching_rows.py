@@ -44,6 +44,19 @@ if TYPE_CHECKING:
     from apply.staging.destination import Reading
 
 
+class NotTold(NotInPrerequisiteState):
+    """A change lacks what the condition needs, or what a row that comes needs; `seq`: its number in the batch."""
+
+    def __init__(self, message: str, detail: str, relation: str, seq: int) -> None:
+        super().__init__(
+            message,
+            # What stops alone gets a hint of its own about RESYNC TABLE.
+            detail=f"{detail} Afterwards RESYNC TABLE copies the table anew.",
+            hint=f"On the publisher: ALTER TABLE {relation} REPLICA IDENTITY FULL;",
+        )
+        self.seq = seq
+
+
 def needed(table: TargetTable) -> frozenset[str] | None:
     """Return the columns of old rows that are read; None: all of them."""
     if not table.key:
@@ -67,8 +80,8 @@ def untold(where: RowFilter, relation: Relation, reading: Reading, table: Target
 def matching(changes: Changes, relation: Relation, reading: Reading, table: TargetTable) -> Changes:
     """Return the changes of the rows that the table has; without `where`, all of them.  Old rows have the columns of `needed`.
 
-    Raises NotInPrerequisiteState if a change lacks a value that the condition needs, or values of a row that comes, or if nothing
-    tells what a row was before.
+    Raises NotTold if a change lacks a value that the condition needs, or values of a row that comes, or if nothing tells what a row
+    was before; NotInPrerequisiteState if a column of the condition is not sent.
     """
     where = table.where
     if where is None or not changes.count:
@@ -76,8 +89,9 @@ def matching(changes: Changes, relation: Relation, reading: Reading, table: Targ
     _require_columns(where, reading, table)
     updates, deletes = changes.op == UPDATE, changes.op == DELETE
     for name in where.names & changes.unchanged.keys():
-        if (changes.unchanged[name] & updates).any():
-            raise _not_sent(table, name)
+        unsent = changes.unchanged[name] & updates
+        if unsent.any():
+            raise _not_sent(table, name, changes, unsent)
     after = where.matches(_whole(changes.new, where, reading, changes.count)) & ~deletes
     lacking = untold(where, relation, reading, table)
     if lacking is None:
@@ -87,13 +101,11 @@ def matching(changes: Changes, relation: Relation, reading: Reading, table: Targ
             before = np.where(with_old, where.matches(_whole(changes.old, where, reading, changes.count)), before)
     else:
         if (updates | deletes).any():
-            _require_lookup(table, lacking)
+            _require_lookup(table, lacking, changes, updates | deletes)
         # As if all rows had met it: `settled` corrects that.
         before = updates | deletes
     comes, goes = updates & after & ~before, updates & before & ~after
-    for name, mask in changes.unchanged.items():
-        if (mask & comes).any():
-            raise incomplete(table, name)
+    _require_whole(table, changes, comes)
     if comes.any() or goes.any():
         changes = _turned(changes, comes, goes, table)
     kept = before | after
@@ -108,7 +120,7 @@ def settled(changes: Changes, table: TargetTable, present: Present | None) -> Ch
     """Return the changes of some keys, all of a batch and in order, as what they are to the rows that the table has.
 
     `present`: what the table holds; None: it may have any rows, as in the window of a copy, in which changes are upserts.  Raises
-    NotInPrerequisiteState if values of a row that comes were not sent; its finish_lsn is the seq of the change.
+    NotTold if values of a row that comes were not sent.
     """
     if not table.key or not (changes.op != INSERT).any():
         return changes
@@ -125,12 +137,7 @@ def settled(changes: Changes, table: TargetTable, present: Present | None) -> Ch
     missing = np.zeros(changes.count, np.bool_)
     missing[events] = True
     comes = missing & (changes.op == UPDATE)
-    for name, mask in changes.unchanged.items():
-        unsent = np.flatnonzero(mask & comes)
-        if unsent.size:
-            error = incomplete(table, name)
-            error.finish_lsn = int(changes.seq[unsent[0]])
-            raise error
+    _require_whole(table, changes, comes)
     if comes.any():
         changes = _turned(changes, comes, np.zeros(changes.count, np.bool_), table)
     gone = missing & (changes.op == DELETE)
@@ -147,15 +154,32 @@ def _require_columns(where: RowFilter, reading: Reading, table: TargetTable) -> 
             )
 
 
-def _require_lookup(table: TargetTable, lacking: str) -> None:
-    """Raise NotInPrerequisiteState for a table that does not tell which rows of the publisher met the condition before."""
+def _require_lookup(table: TargetTable, lacking: str, changes: Changes, concerned: Mask) -> None:
+    """Raise NotTold for a table that does not tell which rows of the publisher met the condition before."""
     reason = unfit_to_tell(table)
     if reason is not None:
-        raise NotInPrerequisiteState(
+        raise NotTold(
             f'a change of table "{table.relation}" does not tell whether its row met the condition of the option where before',
-            detail=f'Column "{lacking}" of the condition is not part of the replica identity, and {reason}.',
-            hint=_FULL.format(table.relation),
+            f'Column "{lacking}" of the condition is not part of the replica identity, and {reason}.',
+            table.relation,
+            _first(changes, concerned),
         )
+
+
+def _require_whole(table: TargetTable, changes: Changes, comes: Mask) -> None:
+    for name, mask in changes.unchanged.items():
+        if (mask & comes).any():
+            raise NotTold(
+                f'a row of table "{table.relation}" meets the condition of the option where by now, and the publisher did not send '
+                "all of it",
+                f'The value of column "{name}" is stored out of line (TOAST), and an UPDATE has left it as it was.',
+                table.relation,
+                _first(changes, mask & comes),
+            )
+
+
+def _first(changes: Changes, mask: Mask) -> int:
+    return int(changes.seq[np.flatnonzero(mask)[0]])
 
 
 def unfit_to_tell(table: TargetTable) -> str | None:
@@ -215,21 +239,10 @@ def _some(unchanged: dict[str, Mask]) -> dict[str, Mask]:
     return {name: mask for name, mask in unchanged.items() if mask.any()}
 
 
-_FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL at the publisher, and ALTER SUBSCRIPTION … RESYNC TABLE {0}."
-
-
-def _not_sent(table: TargetTable, name: str) -> NotInPrerequisiteState:
-    return NotInPrerequisiteState(
+def _not_sent(table: TargetTable, name: str, changes: Changes, unsent: Mask) -> NotTold:
+    return NotTold(
         f'an UPDATE of table "{table.relation}" has left the value of column "{name}" as it was, and the publisher did not send it',
-        detail="The condition of the option where needs it.",
-        hint=_FULL.format(table.relation),
-    )
-
-
-def incomplete(table: TargetTable, name: str) -> NotInPrerequisiteState:
-    """Return the error for a row that comes, of which a column's value was not sent."""
-    return NotInPrerequisiteState(
-        f'a row of table "{table.relation}" meets the condition of the option where by now, and the publisher did not send all of it',
-        detail=f'The value of column "{name}" is stored out of line (TOAST), and an UPDATE has left it as it was.',
-        hint=_FULL.format(table.relation),
+        "The condition of the option where needs it.",
+        table.relation,
+        _first(changes, unsent),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,11 +15,12 @@ from pubsub.errors import InvalidValue
 from pubsub.row_filters import RowFilter, Typed, require_exact
 from pubsub.sql.row_conditions import RowCondition
 from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import choose_copier
 from tests.scenarios.test_034_resumed_copy import TABLE, WRITES, Interruptions
 from tests.scenarios.test_051_two_phase import enabled
 from tests.support.matching_rows import Filtered
-from tests.support.replica import Faults, Replica, wait_until
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 SETUP = (
     "CREATE TABLE orders (id int PRIMARY KEY, status text, amount numeric(8, 2), region varchar(8), hidden boolean, at date);"
@@ -170,19 +172,26 @@ def test_streamed_transactions(replica: Replica, streaming: str) -> None:
 
 
 @pytest.mark.full
-def test_prepared_transactions(replica: Replica) -> None:
-    replica.execute(SETUP)
-    replica.subscribe(where=option(CONDITIONS), two_phase="true")
-    replica.until_ready()
-    enabled(replica)
-    filtered = Filtered(replica, CONDITIONS)
-    changes = "UPDATE orders SET amount = amount + 5, status = 'open'; UPDATE plain SET state = 'on' WHERE id < 9"
-    replica.execute(f"BEGIN; {changes}; PREPARE TRANSACTION 'one'", "INSERT INTO logins VALUES ('a', 1)")
-    filtered.assert_equal()
-    replica.execute("COMMIT PREPARED 'one'")
-    filtered.assert_equal()
-    replica.execute("BEGIN; UPDATE plain SET state = 'off'; PREPARE TRANSACTION 'two'", "ROLLBACK PREPARED 'two'")
-    filtered.assert_equal()
+def test_prepared_transactions(spark: Any, tmp_path: Path) -> None:
+    with (
+        EmbeddedPostgres("18", settings={"max_prepared_transactions": 5}) as server,
+        RunningNode(tmp_path, spark) as node,
+    ):
+        server.create_database("prepared")
+        replica = Replica(node, Database(server, "prepared"))
+        replica.execute(SETUP)
+        replica.subscribe(where=option(CONDITIONS), two_phase="true")
+        replica.until_ready()
+        enabled(replica)
+        filtered = Filtered(replica, CONDITIONS)
+        changes = "UPDATE orders SET amount = amount + 5, status = 'open'; UPDATE plain SET state = 'on' WHERE id < 9"
+        replica.execute(f"BEGIN; {changes}; PREPARE TRANSACTION 'one'", "INSERT INTO logins VALUES ('a', 1)")
+        filtered.assert_equal()
+        replica.execute("COMMIT PREPARED 'one'")
+        filtered.assert_equal()
+        replica.execute("BEGIN; UPDATE plain SET state = 'off'; PREPARE TRANSACTION 'two'", "ROLLBACK PREPARED 'two'")
+        filtered.assert_equal()
+        replica.drop()
 
 
 @pytest.fixture
@@ -341,7 +350,7 @@ def test_another_condition_holds_from_the_next_copy(replica: Replica) -> None:
     resync(replica, "plain")
     filtered.conditions |= {"orders": "id > 7", "plain": "true"}
     filtered.assert_equal()
-    replica.execute("UPDATE orders SET id = id - 3 WHERE id < 12; UPDATE plain SET state = 'off'")
+    replica.execute("UPDATE orders SET id = id - 300 WHERE id < 12; UPDATE plain SET state = 'off'")
     filtered.assert_equal()
     rows = replica.node.fetch(
         "SELECT relation, kept_rows FROM pg_subscription_rel WHERE relation IN ('public.orders', 'public.plain')"
@@ -357,21 +366,21 @@ def test_rows_that_differ_are_copied_anew(replica: Replica) -> None:
     filtered = Filtered(replica, CONDITIONS)
     filtered.assert_equal()
     spark = replica.node.spark.session
-    spark.sql(f"UPDATE delta.`{replica.path('orders')}` SET region = 'spoilt' WHERE id = 11")
+    spark.sql(f"UPDATE delta.`{replica.path('orders')}` SET region = 'spoilt' WHERE id = 13")
     spark.sql(f"INSERT INTO delta.`{replica.path('plain')}` VALUES (1, 'off', 1, 'v1')")
     spark.sql(f"DELETE FROM delta.`{replica.path('plain')}` WHERE id = 2")
     spark.sql(f"UPDATE delta.`{replica.path('logins')}` SET at = 77 WHERE at = 1")
-    report = replica.node.run(replica.node._node.verify(replica.name, (), repair=True))
-    assert {one.relation for one in report.tables if one.outcome == "different"} == {
-        "public.orders", "public.plain", "public.logins",
-    }  # fmt: skip
+    different = {"public.orders", "public.plain", "public.logins"}
+    for repair in (False, True):
+        report = replica.node.run(replica.node._node.verify(replica.name, (), repair=repair))
+        found = {one.relation: one for one in report.tables}
+        assert {name for name, one in found.items() if one.outcome == "different" or one.repaired} == different
     filtered.assert_equal()
     filtered.assert_verified()
     # Not by another condition than the one that holds here.
     replica.alter("SET (where = 'public.orders (id > 7)')")
-    spark.sql(f"UPDATE delta.`{replica.path('orders')}` SET region = 'spoilt' WHERE id = 11")
-    report = replica.node.run(replica.node._node.verify(replica.name, (), repair=True))
-    assert {one.outcome for one in report.tables if one.relation == "public.orders"} == {"different"}
+    spark.sql(f"UPDATE delta.`{replica.path('orders')}` SET region = 'spoilt' WHERE id = 13")
+    replica.node.run(replica.node._node.verify(replica.name, (), repair=True))
     filtered.assert_equal()
 
 
@@ -383,14 +392,14 @@ def test_conflicts_are_those_of_rows_that_ought_to_be_there(replica: Replica) ->
     filtered = Filtered(replica, CONDITIONS)
     filtered.assert_equal()
     spark = replica.node.spark.session
-    spark.sql(f"DELETE FROM delta.`{replica.path('orders')}` WHERE id IN (11, 13)")
+    spark.sql(f"DELETE FROM delta.`{replica.path('orders')}` WHERE id IN (13, 16)")
     spark.sql(f"DELETE FROM delta.`{replica.path('plain')}` WHERE id IN (2, 4)")
     replica.execute(
-        "UPDATE orders SET amount = 12 WHERE id = 11; DELETE FROM orders WHERE id = 13; UPDATE orders SET amount = 12 WHERE id = 12;"
+        "UPDATE orders SET amount = 12 WHERE id = 13; DELETE FROM orders WHERE id = 16; UPDATE orders SET amount = 12 WHERE id = 12;"
         "DELETE FROM orders WHERE id = 15; UPDATE plain SET v = 'back' WHERE id = 2; DELETE FROM plain WHERE id IN (4, 1);"
         "UPDATE plain SET v = 'none' WHERE id = 3"
     )
-    filtered.conditions["orders"] += " AND id <> 11"
+    filtered.conditions["orders"] += " AND id <> 13"
     filtered.assert_equal()
     statistics = replica.node.statistics(replica.name)
     assert (statistics["confl_update_missing"], statistics["confl_delete_missing"]) == (1, 1)
@@ -406,7 +415,7 @@ def test_conflicts_are_those_of_rows_that_ought_to_be_there(replica: Replica) ->
 def test_tables_that_keep_the_past(replica: Replica, mode: str) -> None:
     """A row that comes is inserted, one that goes is deleted."""
     replica.execute(SETUP)
-    error = replica.refused(f"mode = '{mode}', where = {option({'plain': PLAIN})}")
+    error = replica.refused(f"mode = 'public.plain ({mode})', where = {option({'plain': PLAIN})}")
     assert 'column "n" of table "public.plain"' in error.message
     assert "keeps what rows were before" in str(error.detail)
     replica.subscribe(mode=f"'public.orders ({mode})'", where=option(CONDITIONS))
