@@ -129,10 +129,11 @@ class CatchUp:
             raise CopyAgain(relation.relid, relation.qualified_name, missing)
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
         known = attributes.stored(relation.definition)
-        # By another text of the option mask rows would be masked otherwise than the others.
+        # By another text of the option mask rows would be masked otherwise than the others; of where, other rows would be read.
         as_masked = table.target.masks == (NO_MASKS if known is None else known.masked)
+        as_filtered = table.target.where == (None if known is None else known.row_filter)
         same_key = target.key == table.target.key
-        same = same_key and as_masked and all(field in target.schema for field in table.target.schema)
+        same = same_key and as_masked and as_filtered and all(field in target.schema for field in table.target.schema)
         window = Window(
             relation,
             until,

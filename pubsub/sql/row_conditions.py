@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Final, Literal, NoReturn, assert_never
+from typing import Final, Literal, assert_never
 
-from pubsub.errors import FeatureNotSupported, SqlSyntaxError
+from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.sql.identifiers import ANY_NAME, quote_identifier, quote_literal
 from pubsub.sql.keywords import NOT_COLID
 from pubsub.sql.lexer import Kind, Token, tokenize
@@ -200,7 +200,7 @@ class _Parser:
     def whole(self) -> Expression:
         found = self._condition(self._disjunction())
         if self._place < len(self._tokens):
-            self._fail()
+            raise self._failed()
         return found
 
     # Levels, the loosest first
@@ -247,11 +247,10 @@ class _Parser:
                 return Not(test) if negated else test
         if self._take("distinct"):
             if not self._take("from"):
-                self._fail()
+                raise self._failed()
             distinct = Distinct(self._column(found), self._constant(self._compared()))
             return Not(distinct) if negated else distinct
-        self._fail()
-        return None
+        raise self._failed()
 
     def _null_test(self, operand: _Term, *, negated: bool) -> Expression:
         test: Expression = (
@@ -279,7 +278,7 @@ class _Parser:
         if self._take("between"):
             column, low = self._column(found), self._constant(self._primary())
             if not self._take("and"):
-                self._fail()
+                raise self._failed()
             high = self._constant(self._primary())
             test = Junction("AND", (Comparison(">=", column, low), Comparison("<=", column, high)))
         elif self._take("in"):
@@ -287,7 +286,7 @@ class _Parser:
         elif self._take("like"):
             pattern = self._primary()
             if not isinstance(pattern, str):
-                self._refuse("a pattern that is no constant")
+                raise self._refused("a pattern that is no constant")
             test = Like(self._column(found), _checked_pattern(pattern))
         else:
             self._place = start
@@ -296,22 +295,22 @@ class _Parser:
 
     def _list(self) -> tuple[Constant, ...]:
         if not self._take("("):
-            self._fail()
+            raise self._failed()
         found = [self._constant(self._primary())]
         while self._take(","):
             found.append(self._constant(self._primary()))
         if not self._take(")"):
-            self._fail()
+            raise self._failed()
         return tuple(found)
 
     def _primary(self) -> _Term:
         token = self._token()
         if token is None:
-            self._fail()
+            raise self._failed()
         if self._take("("):
             found = self._disjunction()
             if not self._take(")"):
-                self._fail()
+                raise self._failed()
             return found
         if token.kind is Kind.STRING:
             self._place += 1
@@ -320,7 +319,7 @@ class _Parser:
             self._place += 1
             number = self._token()
             if number is None or number.kind is not Kind.NUMBER:
-                self._refuse("arithmetic")
+                raise self._refused("arithmetic")
             found_number = self._number(number)
             return _Number(found_number.copy_negate()) if token.value == "-" else found_number
         if token.kind is Kind.NUMBER:
@@ -332,36 +331,35 @@ class _Parser:
             self._place += 1
             after = self._token()
             if after is not None and after.kind is Kind.OPERATOR and after.value == "(":
-                self._refuse("a function")
+                raise self._refused("a function")
             if after is not None and after.kind is Kind.STRING:
-                self._refuse("a constant with a type")
+                raise self._refused("a constant with a type")
             return Column(token.value)
         if token.kind is Kind.WORD and token.value == "null":
-            self._refuse("NULL as a constant", "Use IS NULL, or IS NOT NULL.")
-        self._fail()
-        return None
+            raise self._refused("NULL as a constant", "Use IS NULL, or IS NOT NULL.")
+        raise self._failed()
 
     def _number(self, token: Token) -> _Number:
         self._place += 1
         text = token.value.lower()
         try:
             found = _Number(int(text, 0)) if text[:2] in ("0x", "0o", "0b") else _Number(text)
-        except (InvalidOperation, ValueError):
-            self._refuse("this number")
+        except (InvalidOperation, ValueError) as error:
+            raise self._refused("this number") from error
         if len(found.as_tuple().digits) > _MOST_DIGITS or abs(found.adjusted()) > _MOST_DIGITS:
-            self._refuse("a number of so many digits")
+            raise self._refused("a number of so many digits")
         return found
 
     # What a part may be used as
 
     def _condition(self, term: _Term) -> Expression:
         if isinstance(term, str | Decimal | bool):
-            self._refuse("a constant that is compared with no column")
+            raise self._refused("a constant that is compared with no column")
         return term
 
     def _column(self, term: _Term) -> Column:
         if not isinstance(term, Column):
-            self._refuse("a comparison of something else than a column")
+            raise self._refused("a comparison of something else than a column")
         return term
 
     def _constant(self, term: _Term) -> Constant:
@@ -369,8 +367,7 @@ class _Parser:
             return term
         if isinstance(term, _Number):
             return Decimal(term)
-        self._refuse("a comparison with something else than a constant")
-        return None
+        raise self._refused("a comparison with something else than a constant")
 
     # Tokens
 
@@ -385,21 +382,21 @@ class _Parser:
         self._place += 1
         return True
 
-    def _refuse(self, what: str, hint: str | None = None) -> NoReturn:
-        raise FeatureNotSupported(
+    def _refused(self, what: str, hint: str | None = None) -> FeatureNotSupported:
+        return FeatureNotSupported(
             f"{what} is not supported in a condition of the option where: {self._text}",
             detail="Columns are compared with constants, by AND, OR, NOT, =, <>, <, <=, >, >=, BETWEEN, IN, LIKE and IS.",
             hint=hint or "A row filter of the publication takes more, and leaves rows out at the publisher.",
         )
 
-    def _fail(self) -> NoReturn:
+    def _failed(self) -> PubsubError:
         token = self._token()
         if token is None:
-            raise SqlSyntaxError("syntax error at end of input", statement=self._text, position=len(self._text))
+            return SqlSyntaxError("syntax error at end of input", statement=self._text, position=len(self._text))
         shown = self._text[token.start : token.end]
         if token.kind in (Kind.OPERATOR, Kind.OTHER) and shown not in "(),;":
-            self._refuse(f'"{shown}"')
-        raise SqlSyntaxError(f'syntax error at or near "{shown}"', statement=self._text, position=token.start)
+            return self._refused(f'"{shown}"')
+        return SqlSyntaxError(f'syntax error at or near "{shown}"', statement=self._text, position=token.start)
 
 
 def _checked_pattern(pattern: str) -> str:
