@@ -131,11 +131,16 @@ CONDITIONS = {
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("identity", ["f", "d"])
-@given(batches=st.lists(st.lists(EVENTS, max_size=8), max_size=3))
-def test_the_rows_that_meet_the_condition(condition: str, identity: str, batches: list[Any]) -> None:
+@given(
+    copied=st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=4),
+    batches=st.lists(st.lists(EVENTS, max_size=8), max_size=3),
+)
+def test_the_rows_that_meet_the_condition(
+    condition: str, identity: str, copied: list[int | None], batches: list[Any]
+) -> None:
     """Batch by batch.  Under FULL nothing is looked up; else a row that comes incomplete is refused, and no other."""
-    publisher: dict[int, Row] = {}
-    here: dict[int, Row] = {}
+    publisher: dict[int, Row] = {key: (key, n, "copied") for key, n in enumerate(copied)}
+    here = {key: row for key, row in publisher.items() if CONDITIONS[condition](row)}
     target, message, full = table(condition), relation(identity), identity == "f"
     told = full or condition == "id IN (1, 2)"
     reading = Reading(tuple(SCHEMA), {})

@@ -59,7 +59,9 @@ class Interruptions:
     def after(self, count: int, do: Callable[[], None]) -> None:
         self._plans.append((count, do))
 
-    def commit(self, log: object, copy: str, attempt: str, chunk: int, added: object, lsn: object) -> None:
+    def commit(
+        self, log: object, copy: str, attempt: str, chunk: int, added: object, lsn: object, **more: object
+    ) -> None:
         if self._plans:
             count, do = self._plans[0]
             if count == 0:
@@ -67,7 +69,7 @@ class Interruptions:
                 do()
                 raise RuntimeError("the disk is full")
             self._plans[0] = (count - 1, do)
-        self._commit(log, copy, attempt, chunk, added, lsn)  # type: ignore[arg-type]
+        self._commit(log, copy, attempt, chunk, added, lsn, **more)  # type: ignore[arg-type]
         self.kept.append(copy_chunks.application_id(copy, chunk))
         self.files.append(added)
 
