@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from apply.staging.touches import event_keys, places_of, take, touches_of
+from pubsub.delta.files.key_set import can_match
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Present
 from pubsub.errors import NotInPrerequisiteState
@@ -190,6 +191,8 @@ def unfit_to_tell(table: TargetTable) -> str | None:
         return "rows stay in the Delta table after a TRUNCATE"
     if not table.key:
         return "the Delta table has no key"
+    if not can_match(pa.schema([table.schema.field(name) for name in table.key])):
+        return "the Delta table's key has floating-point numbers, which are not looked up"
     return None
 
 

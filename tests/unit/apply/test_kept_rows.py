@@ -21,7 +21,7 @@ from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.options import SubscriptionOptions
 
 WHERE = SubscriptionOptions(where="s.t (state = 'on' AND (n > 1 OR state = 'new'))")
-TYPES = {"text": 25, "int": 23}
+TYPES = {"text": 25, "int": 23, "float8": 701}
 
 
 def table(
@@ -159,6 +159,14 @@ def test_tables_that_do_not_tell() -> None:
     assert target(WHERE, table((1, "id", "int"), (2, "state", "text"), (3, "n", "int"), key=())).where is not None, (
         "it only grows"
     )
+
+
+def test_a_key_that_is_not_looked_up() -> None:
+    of = table((1, "id", "float8"), (2, "state", "text"), (3, "n", "int"))
+    with pytest.raises(FeatureNotSupported) as refused:
+        target(WHERE, of)
+    assert "floating-point numbers" in str(refused.value.detail)
+    assert target(WHERE, replace(of, replica_identity="f", identity_key=())).where is not None
 
 
 def test_columns_that_the_table_does_not_have_as_they_are() -> None:
