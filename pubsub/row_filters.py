@@ -62,7 +62,7 @@ _COMPARE: Final[Mapping[Operator, Any]] = {
 }
 _AS_DATE: Final = re.compile(r"(\d{4})-(\d{2})-(\d{2})", re.ASCII)
 _AS_TIMESTAMP: Final = re.compile(
-    r"(\d{4}-\d{2}-\d{2})(?:[ T](\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?))?( ?[+-]\d{2}(?::?\d{2})?|Z)?", re.ASCII
+    r"(\d{4}-\d{2}-\d{2})(?:[ T](\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)( ?[+-]\d{2}(?::?\d{2})?|Z)?)?", re.ASCII
 )
 _AS_INTEGER: Final = re.compile(r"\s*[-+]?\d{1,1000}\s*", re.ASCII)
 _AS_NUMERIC: Final = re.compile(r"\s*[-+]?(?:\d{1,1000}(?:\.\d{0,1000})?|\.\d{1,1000})\s*", re.ASCII)

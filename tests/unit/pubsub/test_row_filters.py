@@ -37,7 +37,8 @@ COLUMNS = {
     "text",
     [
         "s < 1.5 OR i = s OR m >= 1e9", "t = 'x' OR t LIKE '%' OR e IN ('a') OR u <> 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'",
-        "d BETWEEN '2026-01-01' AND '2026-12-31' OR w < '2026-01-31 10:00'", "z >= '2026-01-31 10:00:00.5+02:30' OR z = '2026-01-31Z'",
+        "d BETWEEN '2026-01-01' AND '2026-12-31' OR w < '2026-01-31 10:00'",
+        "z >= '2026-01-31 10:00:00.5+02:30' OR z = '2026-01-31 00:00Z'",
         "o OR o = false OR o IS DISTINCT FROM 'off' OR NOT o", "f IS NULL OR c IS NOT NULL OR free IS NULL OR j IS NULL",
         "i = '12' OR m = '1.5'",
     ],
