@@ -440,6 +440,7 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     refuse_new_tables_in_two_phase(merged)
     refuse_unfollowed_choice(merged)
     refuse_unfit_source(merged)
+    published_tables.refuse_unreached_comments(session, options)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:

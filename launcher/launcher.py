@@ -30,6 +30,7 @@ from launcher.registrar import Registrar
 from launcher.repairs import RepairRequests
 from launcher.runner import NodeServices, Runner
 from launcher.slot_losses import SlotLosses
+from launcher.table_comments import TableComments
 from launcher.verifier import Verifier, Verify
 from launcher.worker_slots import WorkerSlots
 from pubsub.delta.spark.engine import Engine
@@ -76,6 +77,7 @@ class Launcher:
         self._repair_requests = RepairRequests(catalog, engine, self.runners)
         self._verifier = Verifier(settings.verify, catalog, verify)
         self._registrar = Registrar(settings.spark, catalog, engine)
+        self._comments = TableComments(node_id, catalog, engine, writers)
         self._slot_losses = SlotLosses(settings, catalog, self.wake)
         self._new_tables = NewTables(settings, catalog, self.wake)
         self._wake = asyncio.Event()
@@ -109,6 +111,7 @@ class Launcher:
             housekeeping = group.create_task(self._housekeeper.run(), name="housekeeping")
             verifying = group.create_task(self._verifier.run(), name="verifications")
             registering = group.create_task(self._registrar.run(), name="registrations")
+            commenting = group.create_task(self._comments.run(), name="comments")
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -137,6 +140,7 @@ class Launcher:
             housekeeping.cancel()
             verifying.cancel()
             registering.cancel()
+            commenting.cancel()
             await self._new_tables.close()
             await self._slot_losses.close()
             await self._point_requests.close()

@@ -33,6 +33,7 @@ from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
 from pubsub.sql.layouts import Layout, Layouts, not_published
+from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices
 
@@ -269,6 +270,17 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
                 f'column "{column}" of table "{schema}.{table}" in subscription option types is not published',
                 sqlstate="42703",
             )
+
+
+def refuse_unreached_comments(session: Session, options: SubscriptionOptions) -> None:
+    """Refuse comments where only Spark reaches the Delta tables: each would be a statement, and a commit, of its own."""
+    from pubsub.delta.places import is_reached
+
+    if options.comments and not is_reached(session.settings.warehouse_uri):
+        raise FeatureNotSupported(
+            "comments cannot be taken over where only Spark reaches the Delta tables",
+            detail=f'They lie at "{session.settings.warehouse_uri}".',
+        )
 
 
 def _refuse_unfit_source(target: TargetTable, copy_data: bool) -> None:

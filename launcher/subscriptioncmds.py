@@ -59,6 +59,7 @@ async def create(session: Session, statement: CreateSubscription) -> Subscriptio
         raise DuplicateObject(f'subscription "{statement.name}" already exists')
     parse_conninfo(statement.connection)
     option_effects.tell(session, options)
+    published_tables.refuse_unreached_comments(session, options)
     session.settings.spark.require_catalogs(options.layouts.catalogs())
     if not options.connect:
         created = await session.catalog.create_subscription(_row(statement, None, None))

@@ -53,6 +53,7 @@ OPTIONS: Final = {
     "rename": "Other names that columns have in Delta ([renamed columns](../renamed-columns.md)).",
     "where": "Which of the publisher's rows tables have ([matching rows](../matching-rows.md)).",
     "register": "Names that the Delta tables get in a catalog of Spark's ([catalogs](../catalogs.md)).",
+    "comments": "Delta tables and their columns get the publisher's comments ([catalogs](../catalogs.md#comments)).",
 }
 
 #: Of the views.

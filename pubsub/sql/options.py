@@ -132,6 +132,7 @@ class SubscriptionOptions:
     rename: str = ""
     where: str = ""
     register: str = ""
+    comments: bool = False
     resynced_at: tuple[float, ...] = ()
     specified: frozenset[str] = frozenset()
 
@@ -201,6 +202,7 @@ STORED_OPTIONS: Final = (
     "rename",
     "where",
     "register",
+    "comments",
 )
 CREATE_OPTIONS: Final = (
     *("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", "source", "source_column"),
