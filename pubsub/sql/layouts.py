@@ -60,6 +60,9 @@ PROPERTIES: Final = (
 )
 
 
+#: Those by which Delta writes for readers of Iceberg, in lower case (UniForm).
+_ICEBERG: Final = ("delta.universalformat.", "delta.enableicebergcompat")
+
 #: mirror: the rows that the publisher's table has now.  history: every change a row (pubsub.delta.change_rows).  scd2: every version
 #: of a row, and when it held (pubsub.delta.versions).
 Mode = Literal["mirror", "history", "scd2"]
@@ -537,6 +540,13 @@ def matches(pattern: Pattern, schema: str, table: str) -> bool:
 def _require_known(name: str) -> None:
     """Refuse a property that this program or Delta decides about, or does not know."""
     prefix = name.partition(".")[0].lower()
+    if name.lower().startswith(_ICEBERG):
+        raise FeatureNotSupported(
+            f'table property "{name}" cannot be given: Delta tables are not written for readers of Iceberg',
+            detail="Delta writes Iceberg's metadata by a jar of its own (delta-iceberg), which is not there for this version of "
+            "Spark; and Iceberg's formats before the third know no deletion vectors, by which changes are applied.",
+            hint="Most engines that read Iceberg read Delta tables, too.",
+        )
     if prefix == "pubsub" or (prefix == "delta" and name not in PROPERTIES):
         best = nearest(name, PROPERTIES)
         raise UndefinedObject(

@@ -100,6 +100,12 @@ def test_properties_that_cannot_be_given(name: str, hint: str | None) -> None:
         assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize("name", ["delta.universalFormat.enabledFormats", "delta.enableIcebergCompatV2"])
+def test_readers_of_iceberg_are_refused_by_name(name: str) -> None:
+    with pytest.raises(FeatureNotSupported, match="not written for readers of Iceberg"):
+        Layouts.parse("", "", f"* ({name} = iceberg)")
+
+
 def test_lists_of_tables() -> None:
     assert patterns_of("copy_first", "") == ()
     found = patterns_of("copy_first", 'Public."T t", s.*, *')
