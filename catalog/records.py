@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypedDict
 from catalog.states import RelState
 from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
-from pubsub.sql.layouts import Deletes, Mode, Truncate
+from pubsub.sql.layout_rules import Deletes, Mode, Truncate
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.source import Source
 

@@ -22,7 +22,7 @@ from typing import Final
 from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
 from pubsub.setting_tables import DailyWindow
-from pubsub.sql.layouts import Pattern, matches
+from pubsub.sql.layout_rules import Pattern, matches
 
 ALWAYS: Final = DailyWindow.parse("")
 

@@ -26,7 +26,8 @@ from launcher.failures import typed
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.spark.table_names import forget, register
 from pubsub.setting_tables import SparkSettings
-from pubsub.sql.layouts import Layouts, TableName, registers_of
+from pubsub.sql.layout_rules import registers_of
+from pubsub.sql.layouts import Layouts, TableName
 from pubsub.texts import first_line
 
 NAP: Final = 2.0

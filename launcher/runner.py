@@ -42,7 +42,7 @@ from pubsub.errors import Overtaken, PubsubError, SerializationFailure, StartAga
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
-from pubsub.sql.layouts import patterns_of
+from pubsub.sql.layout_rules import patterns_of
 from tablesync.sequence_worker import SequenceWorker, is_pending
 from tablesync.worker import SyncWorker
 

@@ -23,7 +23,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.type_contract import RULES
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
-from pubsub.sql.layouts import Deletes, Mode, Truncate
+from pubsub.sql.layout_rules import Deletes, Mode, Truncate
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices

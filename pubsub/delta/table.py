@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-    from pubsub.sql.layouts import Truncate
+    from pubsub.sql.layout_rules import Truncate
 
 HISTORY: Final = "pubsub.history"
 """The property of a table in mode history: what identifies a row of the publisher's table, as JSON."""

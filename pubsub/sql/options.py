@@ -17,8 +17,7 @@ from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.layouts import (
-    Layouts,
+from pubsub.sql.layout_rules import (
     columns_of,
     conditions_of,
     deletes_of,
@@ -31,6 +30,7 @@ from pubsub.sql.layouts import (
     renames_of,
     truncate_of,
 )
+from pubsub.sql.layouts import Layouts
 from pubsub.sql.source import DEFAULT_COLUMN, Source, checked_column, checked_source
 from pubsub.sql.typechoices import TypeChoices
 

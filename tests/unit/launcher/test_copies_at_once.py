@@ -12,7 +12,7 @@ from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
 from launcher.copies_at_once import Chosen, CopiesAtOnce, needs_sync_worker
 from pubsub.setting_tables import DailyWindow
-from pubsub.sql.layouts import patterns_of
+from pubsub.sql.layout_rules import patterns_of
 
 PAUSE = 5.0
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
-from pubsub.sql.layouts import (
-    Layout,
-    Layouts,
+from pubsub.sql.layout_rules import (
     deletes_of,
     masks_of,
     matches,
@@ -17,6 +15,7 @@ from pubsub.sql.layouts import (
     renames_of,
     truncate_of,
 )
+from pubsub.sql.layouts import Layout, Layouts
 from pubsub.sql.mask_rules import MaskRule
 
 
