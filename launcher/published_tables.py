@@ -274,9 +274,11 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
 
 def refuse_unreached_comments(session: Session, options: SubscriptionOptions) -> None:
     """Refuse comments where only Spark reaches the Delta tables: each would be a statement, and a commit, of its own."""
+    if not options.comments:
+        return
     from pubsub.delta.places import is_reached
 
-    if options.comments and not is_reached(session.settings.warehouse_uri):
+    if not is_reached(session.settings.warehouse_uri):
         raise FeatureNotSupported(
             "comments cannot be taken over where only Spark reaches the Delta tables",
             detail=f'They lie at "{session.settings.warehouse_uri}".',
