@@ -168,7 +168,7 @@ def test_streamed_transactions(replica: Replica, streaming: str) -> None:
     )
     filtered.assert_equal()
     if streaming != "off":
-        assert replica.node.statistics(replica.name)["stream_txns"] > 0
+        wait_until(lambda: replica.node.statistics(replica.name)["stream_txns"], "a streamed transaction to be counted")
 
 
 @pytest.mark.full
