@@ -5,7 +5,7 @@ element, element, …     element: schema.table, schema.* or *, and what the opt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
@@ -67,46 +67,22 @@ def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:
 
 def masks_of(text: str) -> dict[Pattern, Mapping[str, MaskRule]]:
     """Parse mask.  Raises PubsubError (22023) and SqlSyntaxError."""
-    found: dict[Pattern, Mapping[str, MaskRule]] = {}
-    for pattern, inside in _elements("mask", text):
-        rules: dict[str, MaskRule] = {}
-        for item in _split(inside):
-            rule = rule_of(item[1:])
-            if rule is None or item[0].kind not in (Kind.WORD, Kind.NAME):
-                raise _invalid(
-                    "mask",
-                    text,
-                    "In the parentheses are names of columns, each with null, redact, hash or truncate and a number, "
-                    "separated by commas.",
-                )
-            if item[0].value in rules:
-                raise _invalid("mask", text, "A column is named twice.")
-            rules[item[0].value] = rule
-        _add(found, pattern, rules, "mask", text)
-    return found
+
+    def read(item: list[Token]) -> MaskRule | None:
+        return rule_of(item[1:]) if _are_names(item[:1]) else None
+
+    detail = "In the parentheses are names of columns, each with null, redact, hash or truncate and a number, separated by commas."
+    return _by_column("mask", text, read, detail)
 
 
 def renames_of(text: str) -> dict[Pattern, Mapping[str, str]]:
     """Parse rename.  Raises PubsubError (22023) and SqlSyntaxError."""
-    found: dict[Pattern, Mapping[str, str]] = {}
-    for pattern, inside in _elements("rename", text):
-        names: dict[str, str] = {}
-        for item in _split(inside):
-            named = len(item) == 2 and all(token.kind in (Kind.WORD, Kind.NAME) and token.value for token in item)
-            if not named:
-                raise _invalid(
-                    "rename",
-                    text,
-                    "In the parentheses are names of columns, each with the one that it has in the Delta table, separated by "
-                    "commas.",
-                )
-            if item[0].value in names:
-                raise _invalid("rename", text, "A column is named twice.")
-            names[item[0].value] = item[1].value
-        if len(set(names.values())) < len(names):
-            raise _invalid("rename", text, "Two columns have one name.")
-        _add(found, pattern, names, "rename", text)
-    return found
+
+    def read(item: list[Token]) -> str | None:
+        return item[1].value if len(item) == 2 and _are_names(item) and all(token.value for token in item) else None
+
+    detail = "In the parentheses are names of columns, each with the one that it has in the Delta table, separated by commas."
+    return _by_column("rename", text, read, detail, different=True)
 
 
 def conditions_of(text: str) -> dict[Pattern, RowCondition]:
@@ -154,24 +130,41 @@ def truncate_of(text: str) -> dict[Pattern, Truncate]:
 
 def metadata_of(text: str) -> dict[Pattern, Mapping[str, str]]:
     """Parse metadata.  Raises PubsubError (22023) and SqlSyntaxError."""
-    found: dict[Pattern, Mapping[str, str]] = {}
-    for pattern, inside in _elements("metadata", text):
-        names: dict[str, str] = {}
+
+    def read(item: list[Token]) -> str | None:
+        if len(item) not in (1, 2) or not _are_names(item) or item[0].value not in METADATA:
+            return None
+        return item[-1].value if len(item) == 2 else METADATA[item[0].value]
+
+    detail = f"In the parentheses are some of {', '.join(METADATA)}, each perhaps with a name, separated by commas."
+    return _by_column("metadata", text, read, detail, different=True)
+
+
+def _by_column(
+    option: str, text: str, read: Callable[[list[Token]], V | None], detail: str, *, different: bool = False
+) -> dict[Pattern, Mapping[str, V]]:
+    """Parse an option whose items each begin with a column's name.
+
+    `read` returns what an item says, None if that is not known; `different`: what columns get are names, each another one.
+    """
+    found: dict[Pattern, Mapping[str, V]] = {}
+    for pattern, inside in _elements(option, text):
+        said: dict[str, V] = {}
         for item in _split(inside):
-            known = len(item) in (1, 2) and all(token.kind in (Kind.WORD, Kind.NAME) for token in item)
-            if not known or item[0].value not in METADATA:
-                raise _invalid(
-                    "metadata",
-                    text,
-                    f"In the parentheses are some of {', '.join(METADATA)}, each perhaps with a name, separated by commas.",
-                )
-            if item[0].value in names:
-                raise _invalid("metadata", text, "A column is named twice.")
-            names[item[0].value] = item[-1].value if len(item) == 2 else METADATA[item[0].value]
-        if len(set(names.values())) < len(names):
-            raise _invalid("metadata", text, "Two columns have one name.")
-        _add(found, pattern, names, "metadata", text)
+            value = read(item)
+            if value is None:
+                raise _invalid(option, text, detail)
+            if item[0].value in said:
+                raise _invalid(option, text, "A column is named twice.")
+            said[item[0].value] = value
+        if different and len(set(said.values())) < len(said):
+            raise _invalid(option, text, "Two columns have one name.")
+        _add(found, pattern, said, option, text)
     return found
+
+
+def _are_names(tokens: Sequence[Token]) -> bool:
+    return bool(tokens) and all(token.kind in (Kind.WORD, Kind.NAME) for token in tokens)
 
 
 def registers_of(text: str) -> dict[Pattern, tuple[str, ...]]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final, Literal
 
 from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
@@ -466,76 +467,20 @@ def _source_column(option: Option) -> str:
     return checked_column(_string(option))
 
 
-def _types(option: Option) -> str:
-    text = _string(option)
-    TypeChoices.parse(text)
-    return text
+def _kept(parse: Callable[[str], object]) -> Callable[[Option], str]:
+    """Return a reader of a text that is kept as it was given, once it is parsed."""
+
+    def read(option: Option) -> str:
+        text = _string(option)
+        parse(text)
+        return text
+
+    return read
 
 
-def _columns_by_table(option: Option) -> str:
-    text = _string(option)
-    columns_of(option.name, text)
-    return text
-
-
-def _masks(option: Option) -> str:
-    text = _string(option)
-    masks_of(text)
-    return text
-
-
-def _renames(option: Option) -> str:
-    text = _string(option)
-    renames_of(text)
-    return text
-
-
-def _conditions(option: Option) -> str:
-    text = _string(option)
-    conditions_of(text)
-    return text
-
-
-def _tables(option: Option) -> str:
-    text = _string(option)
-    patterns_of(option.name, text)
-    return text
-
-
-def _mode(option: Option) -> str:
-    text = _string(option)
-    modes_of(text)
-    return text
-
-
-def _deletes(option: Option) -> str:
-    text = _string(option)
-    deletes_of(text)
-    return text
-
-
-def _truncate(option: Option) -> str:
-    text = _string(option)
-    truncate_of(text)
-    return text
-
-
-def _metadata(option: Option) -> str:
-    text = _string(option)
-    metadata_of(text)
-    return text
-
-
-def _register(option: Option) -> str:
-    text = _string(option)
-    registers_of(text)
-    return text
-
-
-def _table_properties(option: Option) -> str:
-    text = _string(option)
-    properties_of(text)
-    return text
+def _kept_named(parse: Callable[[str, str], object]) -> Callable[[Option], str]:
+    """Return such a reader for a parser that is told the option's name."""
+    return lambda option: _kept(partial(parse, option.name))(option)
 
 
 def _choice(*values: str) -> Callable[[Option], str]:
@@ -573,21 +518,21 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "target": _target,
     "source": _source,
     "source_column": _source_column,
-    "types": _types,
-    "copy_first": _tables,
-    "partition_by": _columns_by_table,
-    "cluster_by": _columns_by_table,
-    "table_properties": _table_properties,
-    "mode": _mode,
-    "deletes": _deletes,
-    "truncate": _truncate,
-    "metadata": _metadata,
-    "columns": _columns_by_table,
-    "exclude": _columns_by_table,
-    "mask": _masks,
-    "rename": _renames,
-    "where": _conditions,
-    "register": _register,
+    "types": _kept(TypeChoices.parse),
+    "copy_first": _kept_named(patterns_of),
+    "partition_by": _kept_named(columns_of),
+    "cluster_by": _kept_named(columns_of),
+    "table_properties": _kept(properties_of),
+    "mode": _kept(modes_of),
+    "deletes": _kept(deletes_of),
+    "truncate": _kept(truncate_of),
+    "metadata": _kept(metadata_of),
+    "columns": _kept_named(columns_of),
+    "exclude": _kept_named(columns_of),
+    "mask": _kept(masks_of),
+    "rename": _kept(renames_of),
+    "where": _kept(conditions_of),
+    "register": _kept(registers_of),
     "new_tables": _choice("ignore", "follow"),
     "on_slot_loss": _choice("stop", "resync"),
     "on_table_error": _choice("stop", "isolate"),
