@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from apply.schema_changes import attributes
-from catalog.records import State, Subscription, SubscriptionRel
+from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import foreseen, traced
@@ -65,7 +65,7 @@ class TableComments:
     async def _look(self) -> None:
         counter = await self._catalog.change_counter()
         if counter != self._seen:
-            wanted = _wanted(await self._catalog.state())
+            wanted = await self._read_wanted()
             for oid in self._wanted.keys() | wanted.keys():
                 if self._wanted.get(oid) != wanted.get(oid):
                     self._due.pop(oid, None)
@@ -76,6 +76,21 @@ class TableComments:
             await self._engine.fence()
             await self._catalog.prove()
             await asyncio.gather(*map(self._see_to, due))
+
+    async def _read_wanted(self) -> dict[int, tuple[Subscription, tuple[SubscriptionRel, ...]]]:
+        """Return the subscriptions that want comments, with their tables that have a Delta table which is reached without Spark."""
+        found = {}
+        for subscription in await self._catalog.subscriptions():
+            if not subscription.options.comments or not subscription.enabled or subscription.paused is not None:
+                continue
+            relations = tuple(
+                one
+                for one in await self._catalog.relations(subscription.oid)
+                if one.state is RelState.READY and one.definition is not None and is_reached(one.path)
+            )
+            if relations:
+                found[subscription.oid] = subscription, relations
+        return found
 
     async def _see_to(self, oid: int) -> None:
         """See to a subscription's tables.  Raises nothing: the others have theirs, and it is tried again."""
@@ -105,12 +120,12 @@ class TableComments:
                 self._failed(subscription.name, relation.qualified_name, error)
 
     def _follow(self, relation: SubscriptionRel, described: Sequence[Description]) -> bool:
-        log = self._writers.log_of(relation.path)
-        with log.writing:
-            log.refresh()
-            app_id = application_id(self._node_id, relation.subid, relation.relid, relation.copy_generation)
-            known = attributes.current(relation.definition, log.properties, app_id)
-        return follow(log, comments_of(described, known), shared=relation.source is not None)
+        app_id = application_id(self._node_id, relation.subid, relation.relid, relation.copy_generation)
+
+        def wanted(properties: Mapping[str, str]) -> Comments:
+            return comments_of(described, attributes.current(relation.definition, properties, app_id))
+
+        return follow(self._writers.log_of(relation.path), wanted, shared=relation.source is not None)
 
     def _failed(self, subscription: str, relation: str | None, error: Exception) -> None:
         logger.warning(
@@ -129,21 +144,3 @@ def comments_of(described: Sequence[Description], known: attributes.Attributes |
         here = {column.number: column.name for column in known.columns}
     comments = {one.number: one.comment for one in described}
     return Comments(comments.get(0), {name: comments[number] for number, name in here.items() if number in comments})
-
-
-def _wanted(state: State) -> dict[int, tuple[Subscription, tuple[SubscriptionRel, ...]]]:
-    """Return the subscriptions that want comments, with their tables that have a Delta table which is reached without Spark."""
-    found = {}
-    for subscription in state.subscriptions:
-        if subscription.options.comments and subscription.enabled and subscription.paused is None:
-            relations = tuple(
-                one
-                for one in state.relations
-                if one.subid == subscription.oid
-                and one.state is RelState.READY
-                and one.definition is not None
-                and is_reached(one.path)
-            )
-            if relations:
-                found[subscription.oid] = subscription, relations
-    return found

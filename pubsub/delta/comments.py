@@ -8,7 +8,7 @@ the next source's may be another.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,14 +33,16 @@ class Comments:
     columns: Mapping[str, str | None]
 
 
-def follow(log: TableLog, wanted: Comments, *, shared: bool = False) -> bool:
-    """Give the table the `wanted` comments; return whether it was altered.  `shared`: other sources have comments, too.
+def follow(log: TableLog, wanted: Callable[[Mapping[str, str]], Comments], *, shared: bool = False) -> bool:
+    """Give the table comments; return whether it was altered.  `shared`: other sources have comments, too.
+
+    `wanted` returns the comments for a table with these properties, of the version that gets them: they tell what its columns are.
 
     If another writer commits meanwhile, leave it to a later call.  Blocks; raises as TableLog does.
     """
     with log.writing:
         log.refresh()
-        metadata = commented(log.metadata, wanted, shared=shared)
+        metadata = commented(log.metadata, wanted(log.properties), shared=shared)
         if metadata is None:
             return False
         try:
