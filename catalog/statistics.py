@@ -36,7 +36,7 @@ class Statistics(Database):
     def __init__(self, engine: AsyncEngine) -> None:
         super().__init__(engine)
         # What the daemon has stored last of workers (by subscription and table) and publishers (by subscription), whose rows
-        # nobody else writes: most of it is the same a second later.
+        # have no other writer: most of it is the same a second later.
         self._of_workers: dict[tuple[int, int], dict[str, Any]] = {}
         self._of_publishers: dict[int, PublisherStatus] = {}
 

@@ -32,17 +32,12 @@ def test_killed_while_two_sources_are_copied_and_change(subscribed: Subscribed, 
         fault.arm("copy committed public.a", "kill")
         two.subscribe(target="both", source="two")
         daemon.killed_by_fault()
-        for point in ("commit public.a", "committed public.a", "batch committed"):
-            fault.clear()
-            fault.arm(point, "kill")
-            daemon.ensure()
+
+        def write() -> None:
             two.write()
             subscribed.write()
-            daemon.killed_by_fault()
-            subscribed.write()
-            two.write()
-            fault.clear()
-            daemon.start()
+
+        subscribed.killed_at(fault, ("commit public.a", "committed public.a", "batch committed"), write)
         for one, source in ((subscribed, "one"), (two, "two")):
             one.write()
             one.caught_up()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pubsub.delta.table import query
-from pubsub.sql.identifiers import quote_literal
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults
 
@@ -21,27 +20,12 @@ def test_killed_while_rows_come_and_go(subscribed: Subscribed, daemon: Daemon, f
     fault.wait("copying public.a")
     daemon.kill()
     subscribed.write()
-    fault.clear()
-    fault.arm("copy committed public.a", "kill")
-    daemon.start()
-    daemon.killed_by_fault()
-    fault.clear()
-    daemon.start()
-    for point in ("commit public.a", "committed public.a", "batch committed"):
-        fault.clear()
-        fault.arm(point, "kill")
-        daemon.ensure()
-        subscribed.write()
-        daemon.killed_by_fault()
-        subscribed.write()
-        fault.clear()
-        daemon.start()
-    subscribed.write()
-    subscribed.caught_up()
+    points = ("copy committed public.a", "commit public.a", "committed public.a", "batch committed")
+    subscribed.killed_at(fault, points, subscribed.write)
     relations = subscribed.relations()
     for table, columns in (("a", "id, n, t"), ("keyless", "n")):
         found = query(relations[table].path, f"SELECT {columns} FROM t").read_all().to_pylist()
         rows = sorted((tuple(row.values()) for row in found), key=repr)
         wanted = subscribed.database.query(f"SELECT {columns} FROM {table} WHERE {CONDITIONS[table]}")
-        assert rows == sorted(wanted, key=repr), quote_literal(table)
+        assert rows == sorted(wanted, key=repr), table
         assert 0 < len(rows) < subscribed.database.query(f"SELECT count(*) FROM {table}")[0][0]

@@ -306,7 +306,7 @@ def test_partitions_by_their_root(replica: Replica, condition: str, identity: st
     ids=str,
 )  # fmt: skip
 def test_a_column_of_the_condition_is_altered(replica: Replica, alter: str, condition: str | None) -> None:
-    """It stays the condition's under another name; without it, or of a type that is not exact here, nobody can tell."""
+    """It stays the condition's under another name; without it, or of a type that is not exact here, it cannot be told."""
     replica.execute(SETUP)
     replica.subscribe(where=option(CONDITIONS), on_table_error="isolate")
     filtered = Filtered(replica, CONDITIONS)
