@@ -251,12 +251,17 @@ def followed(upstream: EmbeddedPostgres, publish: Publish) -> Publish:
 
 
 def _decoding(publish: Publish) -> int | None:
-    """Return the process id of the decoding process."""
+    """Return the process id of the decoding process, which is a child of the one that it was forked from."""
     with suppress(OSError):
-        for one in Path(f"/proc/{publish.pid}/task/{publish.pid}/children").read_text().split():
-            if b"walsender.streaming.process" in Path(f"/proc/{one}/cmdline").read_bytes():
-                return int(one)
+        for fork_server in _children(publish.pid):
+            for one in _children(fork_server):
+                if Path(f"/proc/{one}/comm").read_text() == "decoding\n":
+                    return one
     return None
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.full

@@ -11,7 +11,6 @@ import itertools
 import json
 import shutil
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,6 +22,7 @@ import structlog
 from pubsub.errors import PubsubError
 from walsender import checked_files
 from walsender.historic.state import CatalogStates
+from walsender.server.processes import Process, Processes
 from walsender.slots.slot import Slot, SlotStore
 from walsender.streaming import requests
 from walsender.streaming.channel import Channel
@@ -57,13 +57,14 @@ class Served(Protocol):
 class Decoder:
     """One process.  `start` it; `failed` is set when it is gone."""
 
-    def __init__(self, task: Task, feed: Feed, limit: int) -> None:
+    def __init__(self, task: Task, feed: Feed, limit: int, processes: Processes) -> None:
         self._task = task
         self._limit = limit
         self._feed = feed
+        self._processes = processes
         self._numbers = itertools.count(1)
         self._streams: dict[int, Served] = {}
-        self._process: asyncio.subprocess.Process
+        self._process: Process
         self._channel: Channel
         self._error = PubsubError("the decoding process ended unexpectedly")
         """What its streams are told when it is gone."""
@@ -73,11 +74,11 @@ class Decoder:
         """Start the process."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "walsender.streaming.process", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+            try:
+                self._process = await self._processes.start(requests.DATABASE, theirs)
+            except BaseException:
+                ours.close()
+                raise
         self._channel = Channel(ours, self._message, self._gone)
         self._channel.send(requests.TASK, self._task.write())
         self._channel.send(requests.LIMIT, NUMBER.pack(self._limit))
@@ -126,8 +127,7 @@ class Decoder:
         """Kill the process, which does not answer; its streams are cut."""
         if not self.failed.is_set():
             logger.error("a decoding process does not answer, and is killed", pid=self._process.pid)
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()
 
     async def stop(self) -> None:
         """End the process, with its streams."""
@@ -137,8 +137,7 @@ class Decoder:
             async with asyncio.timeout(_STOP):
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()
             await self._process.wait()
         self._gone()
 
@@ -183,12 +182,21 @@ class Decoder:
 class Decoders:
     """All processes.  `directory`: where catalogs and spilled changes are kept.  `run` keeps those running that are needed."""
 
-    def __init__(self, directory: Path, upstream: Upstream, feed: Feed, slots: SlotStore, work_mem: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        upstream: Upstream,
+        feed: Feed,
+        slots: SlotStore,
+        work_mem: int,
+        processes: Processes,
+    ) -> None:
         self._directory = directory
         self._upstream = upstream
         self._feed = feed
         self._slots = slots
         self._work_mem = work_mem
+        self._processes = processes
         self._limit = 0
         self._decoders: dict[int, Decoder] = {}
         self._locks: dict[int, asyncio.Lock] = {}
@@ -222,7 +230,7 @@ class Decoders:
             feed.redo_for(restart),
             feed.receiver_timeout,
         )
-        decoder = Decoder(task, feed, self._limit)
+        decoder = Decoder(task, feed, self._limit, self._processes)
         await decoder.start()
         return decoder
 

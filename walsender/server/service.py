@@ -26,6 +26,7 @@ from walsender.feed.feed import Feed
 from walsender.server.decoders import Decoders
 from walsender.server.dropped_databases import DroppedDatabases
 from walsender.server.link import Upstream
+from walsender.server.processes import Processes
 from walsender.server.session import Session
 from walsender.server.standby_slots import StandbySlots
 from walsender.server.stream import Stream
@@ -121,7 +122,10 @@ class Service:
             options.idle_timeout,
             options.wal_source,
         )
-        self.decoders = Decoders(options.directory, self.upstream, self.feed, self.slots, options.work_mem)
+        self.processes = Processes()
+        self.decoders = Decoders(
+            options.directory, self.upstream, self.feed, self.slots, options.work_mem, self.processes
+        )
         self.feed.needed_for_decoding = self.decoders.oldest_needed
         self.feed.on_gap = self.decoders.begin_anew
         self.dropped_databases = DroppedDatabases(options.upstream, self.feed, self.slots, self.decoders)
@@ -180,6 +184,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.decoders.stop()
+        await self.processes.close()
         try:
             await self.slots.save_changed()
         finally:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
+import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ from pubsub.errors import FeatureNotSupported, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.repl_gram import cut_name
 from walsender.server import commands
+from walsender.streaming import requests
 from walsender.streaming.changes import Task
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _MOST: Final = 64 << 20
 """Bytes of the answers of one query: they are put together, and go to the server as a text."""
 _ROW_COSTS: Final = 100
 """Bytes that a row counts for beside its data."""
+_AHEAD: Final = 1 << 20
+"""Bytes of rows that are received before they are asked for."""
 _UNREAD: Final = 1 << 16
 """Bytes that may wait to be read by a decoding process."""
 _CHECKED: Final = 4 << 20
@@ -269,15 +272,14 @@ async def decoded(session: Session, call: Wanted, take: Callable[[int], None] = 
         call.upto_changes or 0,
         feed.receiver_timeout,
     )
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "walsender.streaming.changes"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 20,
-    )
-    lines = process.stdin
-    assert lines is not None
-    assert process.stdout is not None
+    ours, theirs = socket.socketpair()
+    with theirs:
+        chunks, lines = await asyncio.open_unix_connection(sock=ours, limit=_AHEAD)
+        try:
+            process = await service.processes.start(requests.CHANGES, theirs)
+        except BaseException:
+            lines.close()
+            raise
 
     def tell(lsn: int) -> None:
         # A process that waits until its rows are taken reads nothing; it was told of all that it needs.
@@ -288,15 +290,15 @@ async def decoded(session: Session, call: Wanted, take: Callable[[int], None] = 
     try:
         lines.write(task.line())
         tell(feed.received)
-        while (row := await _read(session, call, process.stdout, take)) is not None:
+        while (row := await _read(session, call, chunks, take)) is not None:
             yield row
-    except asyncio.IncompleteReadError:
+    except (asyncio.IncompleteReadError, ConnectionError):
         code = await process.wait()
         raise PubsubError(f"the decoding process ended unexpectedly, with exit code {code}") from None
     finally:
         feed.listeners.discard(tell)
-        with suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
+        lines.close()
         await process.wait()
 
 

@@ -1,7 +1,7 @@
-"""The process that decodes a slot's changes for one call of a function: `python -m walsender.streaming.changes`.
+"""The process that decodes a slot's changes for one call of a function; it is forked (fork_server.py), and has a socket.
 
-standard input    a line of JSON (Task)
-standard output   chunks: kind (1 byte), length (4 bytes), content
+from the server   a line of JSON (Task); then lines with the LSN up to which there is WAL in the spool
+to the server     chunks: kind (1 byte), length (4 bytes), content
                   R   LSN (8), transaction (4), what the plugin has written
                   P   LSN up to which was decoded (8), restart point (8), statistics (9 of 8 each): the end
                   W   a warning, E   the error that ends it: JSON with the error's fields
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
+import select
+import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
@@ -34,7 +35,6 @@ _CHUNK: Final = Struct(">cI")
 _ROW: Final = Struct(">QI")
 _POSITION: Final = Struct(">11Q")
 _SPILL: Final = "walsender-spill-"
-_STANDARD_OUTPUT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,22 @@ class Task:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def _chunk(kind: bytes, content: bytes) -> None:
-    """Write a chunk.  Blocks while the server does not read, and so bounds what lies between."""
-    view = memoryview(_CHUNK.pack(kind, len(content)) + content)
-    while view:
-        view = view[os.write(_STANDARD_OUTPUT, view) :]
+class _Chunks:
+    """Writes chunks.  Blocks while the server does not read, and so bounds what lies between."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
-def _failure(kind: bytes, error: PubsubError) -> None:
-    _chunk(kind, json.dumps(requests.error_fields(error)).encode())
+    def write(self, kind: bytes, content: bytes) -> None:
+        view = memoryview(_CHUNK.pack(kind, len(content)) + content)
+        while view:
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+
+    def tell(self, kind: bytes, error: PubsubError) -> None:
+        self.write(kind, json.dumps(requests.error_fields(error)).encode())
 
 
 class _EnoughError(Exception):
@@ -82,8 +89,9 @@ class _EnoughError(Exception):
 class _Rows:
     """Writes the rows.  The limit is looked at between records only, as in pg_logical_slot_get_changes_guts."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, chunks: _Chunks) -> None:
         self._limit = limit
+        self._chunks = chunks
         self._count = 0
         self._held: list[bytes] = []
         self.session: Session
@@ -103,11 +111,11 @@ class _Rows:
         if lsn:
             # A Relation message has no LSN in a stream; here it has that of the change which it comes before.
             for one in self._held:
-                _chunk(b"R", _ROW.pack(lsn, xid) + one)
+                self._chunks.write(b"R", _ROW.pack(lsn, xid) + one)
             self._held.clear()
 
 
-async def _run(task: Task, lines: asyncio.StreamReader, spill: Path) -> None:
+async def _run(task: Task, lines: asyncio.StreamReader, chunks: _Chunks, spill: Path) -> None:
     """Decode; end if the lines do, since the server is gone then.  Raises PubsubError."""
     sources: list[SpoolSource] = []
     tip = task.tip
@@ -127,7 +135,7 @@ async def _run(task: Task, lines: asyncio.StreamReader, spill: Path) -> None:
                 source.reaches(tip)
 
     following = asyncio.create_task(follow())
-    decoding = asyncio.create_task(_decode(task, make, spill, lambda: tip))
+    decoding = asyncio.create_task(_decode(task, make, chunks, spill, lambda: tip))
     await asyncio.wait({following, decoding}, return_when=asyncio.FIRST_COMPLETED)
     following.cancel()
     if not decoding.done():
@@ -136,8 +144,10 @@ async def _run(task: Task, lines: asyncio.StreamReader, spill: Path) -> None:
     await decoding
 
 
-async def _decode(task: Task, make: Callable[[Upstream], SpoolSource], spill: Path, tip: Callable[[], int]) -> None:
-    rows = _Rows(task.limit)
+async def _decode(
+    task: Task, make: Callable[[Upstream], SpoolSource], chunks: _Chunks, spill: Path, tip: Callable[[], int]
+) -> None:
+    rows = _Rows(task.limit, chunks)
     request = DecodeRequest(
         task.conninfo,
         PluginRequest(task.plugin, task.options, task.start, task.two_phase_at, task.client_encoding),
@@ -153,7 +163,7 @@ async def _decode(task: Task, make: Callable[[Upstream], SpoolSource], spill: Pa
         # What is read before the start is not sent.
         if session.reader.position < task.start:
             return False
-        _failure(b"W", warning)
+        chunks.tell(b"W", warning)
         return True
 
     session = await Session.open(request, rows.write, lambda _: None, warn)
@@ -172,22 +182,27 @@ async def _decode(task: Task, make: Callable[[Upstream], SpoolSource], spill: Pa
     finally:
         ahead.close()
         await session.close()
-    _chunk(b"P", _POSITION.pack(position, restart, *astuple(session.output.statistics)))
+    chunks.write(b"P", _POSITION.pack(position, restart, *astuple(session.output.statistics)))
 
 
-async def _main() -> None:
-    lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    task = Task(**json.loads(await lines.readline()))
+async def _serve(sock: socket.socket) -> None:
+    lines, _writer = await asyncio.open_unix_connection(sock=sock)
+    chunks = _Chunks(sock.fileno())
+    line = await lines.readline()
+    if not line:
+        return  # the session has ended meanwhile
+    task = Task(**json.loads(line))
     try:
         with SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill:
-            await _run(task, lines, spill.path)
+            await _run(task, lines, chunks, spill.path)
     except PubsubError as error:
-        _failure(b"E", error)
+        chunks.tell(b"E", error)
 
 
-if __name__ == "__main__":
+def main(descriptor: int) -> int:
+    """Decode for the server at the other end of a socket; return the exit code."""
     try:
-        asyncio.run(_main())
-    except (asyncio.CancelledError, BrokenPipeError, KeyboardInterrupt):
-        sys.exit(1)
+        asyncio.run(_serve(socket.socket(fileno=descriptor)))
+    except (asyncio.CancelledError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return 1
+    return 0

@@ -23,6 +23,20 @@ OnMessage = Callable[[bytes, bytes, list[int]], None]
 """Takes a message's kind, contents and open files, which it has to close."""
 
 
+def framed(kind: bytes, contents: bytes, files: int = 0) -> bytes:
+    """Return a message as it is sent with that many open files."""
+    return _HEAD.pack(kind, files, len(contents)) + contents
+
+
+def receive(sock: socket.socket) -> tuple[bytes, bytes, list[int]] | None:
+    """Return the next message of a blocking socket whose messages are short; None: the other end is gone."""
+    data, files, _, _ = socket.recv_fds(sock, _HEAD.size, _MOST_FILES, socket.MSG_WAITALL)
+    if len(data) < _HEAD.size:
+        return None
+    kind, _, length = _HEAD.unpack_from(data)
+    return kind, sock.recv(length, socket.MSG_WAITALL), files
+
+
 class Channel:
     """One end.  `on_message` gets what the other end has sent; `on_end` is called once, when that is gone.
 
@@ -50,7 +64,7 @@ class Channel:
         if self._socket.fileno() < 0:
             return
         own = [os.dup(one) for one in files]
-        self._unsent.append((memoryview(_HEAD.pack(kind, len(own), len(contents)) + contents), own))
+        self._unsent.append((memoryview(framed(kind, contents, len(own))), own))
         if len(self._unsent) == 1:
             self._write()
 

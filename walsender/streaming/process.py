@@ -1,4 +1,4 @@
-"""The process that decodes a database for all its streams: `python -m walsender.streaming.process DESCRIPTOR`.
+"""The process that decodes a database for all its streams; it is forked (fork_server.py).
 
     server ──► requests (requests.py), with the clients' sockets ──► passes ──► subscribers
     subscribers ──► positions ──► server, which keeps the slots
@@ -588,12 +588,14 @@ def _reported(error: Exception) -> PubsubError:
     return PubsubError(f"decoding has failed: {type(error).__name__}: {error}", sqlstate="XX000")
 
 
-async def _main(descriptor: int) -> None:
-    await DecodingProcess(socket.socket(fileno=descriptor)).run()
+def main(descriptor: int) -> int:
+    """Run the process at one end of a socket; return the exit code."""
 
+    async def run() -> None:
+        await DecodingProcess(socket.socket(fileno=descriptor)).run()
 
-if __name__ == "__main__":
     try:
-        asyncio.run(_main(int(sys.argv[1])))
+        asyncio.run(run())
     except KeyboardInterrupt:
-        sys.exit(1)
+        return 1
+    return 0
