@@ -46,7 +46,7 @@ class NodeBackend:
 
     async def close(self) -> None:
         """End what is kept for further queries."""
-        self._processes.close()
+        await self._processes.close()
         await self.publisher.close()
 
     async def serve(self, client: Client) -> None:

@@ -1,11 +1,9 @@
 """Queries on Delta tables in processes of their own: what runs there can be ended at any moment, and takes its memory with it.
 
-    standard input    a line of JSON (Task); the process ends when its standard input does
-    standard output   the rows, an Arrow IPC stream
-    standard error    the error, if there is one
+    to the process      a line of JSON (Task), by a socket; the process ends when the other end of that is gone
+    from the process    the rows, an Arrow IPC stream, by the socket; the error, if there is one, by a pipe
 
-A process serves one query (query_program.py).  One waits, started, for the next query, so that a query does not wait for
-a process.
+A process serves one query (query_program.py); it is forked, and so is there at once.
 """
 
 from __future__ import annotations
@@ -13,19 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+import socket
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from pubsub.errors import PubsubError
+from pubsub.forks.processes import Processes
 from pubsub.node.query import Query
 from pubsub.node.select import outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_PROGRAM: Final = "query"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,74 +41,53 @@ class QueryProcesses:
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         self._conf = conf
-        self._spare: subprocess.Popen[bytes] | None = None
+        self._processes = Processes({_PROGRAM: "pubsub.server.query_program"})
 
-    async def run(self, query: Query) -> AsyncIterator[list[tuple[Any, ...]]]:
+    async def run(self, query: Query) -> AsyncGenerator[list[tuple[Any, ...]]]:
         """Yield a query's rows; however this ends, the process ends with it.  Raises PubsubError."""
-        process, self._spare = self._spare, None
-        if process is None or process.poll() is not None:
-            process = await asyncio.to_thread(_start)
-        try:
-            task = Task(query.sql, query.versions(), self._conf)
-            # A process that is still starting, or hangs, reads nothing: a long query fills the pipe.
-            await asyncio.to_thread(_give, process, json.dumps(asdict(task)).encode() + b"\n")
-            if self._spare is None:
-                self._spare = await asyncio.to_thread(_start)
-            stream: list[Any] = []
-            while (rows := await asyncio.to_thread(_next, process, stream, query)) is not None:
-                yield rows
-        finally:
-            _end(process)
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
+        with ours, ours.makefile("rb") as source, os.fdopen(reading, "rb") as errors:
+            with theirs, os.fdopen(writing, "wb"):
+                process = await self._processes.start(_PROGRAM, [theirs.fileno(), writing])
+            try:
+                task = Task(query.sql, query.versions(), self._conf)
+                stream: list[Any] = []
+                try:
+                    # A process that hangs reads nothing: a long query fills the socket.
+                    await asyncio.to_thread(ours.sendall, json.dumps(asdict(task)).encode() + b"\n")
+                    while (rows := await asyncio.to_thread(_next, source, stream, query)) is not None:
+                        yield rows
+                except (OSError, ValueError):
+                    raise _failure(errors, await process.wait()) from None
+                # The rows of one that was killed between two batches have ended, too.
+                if code := await process.wait():
+                    raise _failure(errors, code)
+            finally:
+                process.kill()
+                # A thread that is still reading ends with it; what it reads is closed only then.
+                await process.wait()
 
-    def close(self) -> None:
-        """End the process that waits."""
-        if self._spare is not None:
-            _end(self._spare)
-            self._spare = None
-
-
-def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pubsub.server.query_program"]
-    # NumPy, which pyarrow imports, would start a thread for each processor; nothing here computes with it.
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
+    async def close(self) -> None:
+        """End what waits for queries."""
+        await self._processes.close()
 
 
-def _give(process: subprocess.Popen[bytes], line: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line)
-    process.stdin.flush()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        with suppress(OSError, ValueError):
-            if pipe is not None:
-                pipe.close()
-
-
-def _next(process: subprocess.Popen[bytes], stream: list[Any], query: Query) -> list[tuple[Any, ...]] | None:
-    """Return the next rows of a process, None after the last.  Raises PubsubError."""
+def _next(source: IO[bytes], stream: list[Any], query: Query) -> list[tuple[Any, ...]] | None:
+    """Return the next rows of a process, None after the last.  Raises OSError, ValueError."""
     import pyarrow as pa
 
-    assert process.stdout is not None
+    if not stream:
+        stream.append(pa.ipc.open_stream(source))
     try:
-        if not stream:
-            stream.append(pa.ipc.open_stream(process.stdout))
         batch: pa.RecordBatch = stream[0].read_next_batch()
     except StopIteration:
-        if process.wait() == 0:
-            return None
-        raise _failure(process.stderr) from None
-    except (pa.ArrowInvalid, OSError, ValueError):
-        raise _failure(process.stderr) from None
+        return None
     return query.rows(pa.Table.from_batches([batch]))
 
 
-def _failure(errors: IO[bytes] | None) -> PubsubError:
-    text = errors.read().decode("utf-8", "replace") if errors is not None and not errors.closed else ""
-    return outputs.complaint(Exception(text.strip()))
+def _failure(errors: IO[bytes], code: int) -> PubsubError:
+    text = errors.read().decode("utf-8", "replace").strip()
+    if not text:
+        return PubsubError(f"the query's process ended unexpectedly, with exit code {code}", sqlstate="XX000")
+    return outputs.complaint(Exception(text))

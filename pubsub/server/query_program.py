@@ -1,46 +1,50 @@
-"""The program of a query's process (query_process.py); it imports no more than a query needs, which every query waits for."""
+"""The program of a query's process, which is forked (query_process.py has what it reads and writes)."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import socket
 import threading
+from contextlib import suppress
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from pubsub import object_stores
+
+_LONGEST: Final = 32 << 10
 
 
-def main() -> None:
-    """Run the query that comes on standard input; end with its error on standard error."""
-    import pyarrow as pa
-    from deltalake import DeltaTable, QueryBuilder
-
-    from pubsub import object_stores
-
-    line = sys.stdin.buffer.readline()
+def main(descriptor: int, errors: int) -> int:
+    """Run the query that comes on a socket, and write its rows there; write its error to `errors`.  Return the exit code."""
+    sock = socket.socket(fileno=descriptor)
+    source, target = sock.makefile("rb"), sock.makefile("wb")
+    line = source.readline()
     if not line:
-        return
+        return 0
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        source.read()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
     task = json.loads(line)
     object_stores.configure(task["conf"])
-    builder = QueryBuilder()
-    for name, (path, version) in task["tables"].items():
-        builder.register(name, DeltaTable(path, version=version, storage_options=object_stores.options(path)))
     try:
+        builder = QueryBuilder()
+        for name, (path, version) in task["tables"].items():
+            builder.register(name, DeltaTable(path, version=version, storage_options=object_stores.options(path)))
         reader = pa.RecordBatchReader.from_stream(builder.execute(task["sql"]))
-        with pa.ipc.new_stream(sys.stdout.buffer, reader.schema) as writer:
+        with pa.ipc.new_stream(target, reader.schema) as writer:
             for batch in reader:
                 writer.write_batch(batch)
-        sys.stdout.flush()
+        target.flush()
     except Exception as error:
-        sys.stderr.write(str(error))
-        sys.stderr.flush()
+        # No more than a pipe takes at once: it is read when this process has ended.
+        with suppress(BrokenPipeError):
+            os.write(errors, str(error).encode()[:_LONGEST])
         os._exit(1)
+    # Threads of the query's engine may still be there.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from pubsub.errors import PubsubError
+from pubsub.forks.channel import Channel
+from pubsub.forks.processes import Process, Processes
 from walsender import checked_files
 from walsender.historic.state import CatalogStates
-from walsender.server.processes import Process, Processes
 from walsender.slots.slot import Slot, SlotStore
 from walsender.streaming import requests
-from walsender.streaming.channel import Channel
 from walsender.streaming.requests import NUMBER, StreamEnd, StreamRequest, Task
 from walsender.streaming.subscriber import CUT, STOPPED
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from walsender.historic.upstream import SessionTexts
     from walsender.server.link import Upstream
 
+PROGRAM: Final = "decoding"
 _LOOK: Final = 1.0
 """Seconds between two looks at which databases have slots."""
 _PAUSE: Final = 1.0
@@ -75,7 +76,7 @@ class Decoder:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = await self._processes.start(requests.DATABASE, theirs)
+                self._process = await self._processes.start(PROGRAM, [theirs.fileno()])
             except BaseException:
                 ours.close()
                 raise

@@ -18,15 +18,16 @@ from catalog.home_lock import DaemonLock
 from pubsub.backend.cancel_keys import CancelKeys
 from pubsub.backend.listener import Client
 from pubsub.errors import ConnectionFailure
+from pubsub.forks.processes import Processes
 from pubsub.protocol.output.styles import TimeZone
 from pubsub.reorderbuffer.files import FileFailure
 from pubsub.settings import Settings
 from walsender import checked_files
 from walsender.feed.feed import Feed
+from walsender.server import decoders, slot_changes
 from walsender.server.decoders import Decoders
 from walsender.server.dropped_databases import DroppedDatabases
 from walsender.server.link import Upstream
-from walsender.server.processes import Processes
 from walsender.server.session import Session
 from walsender.server.standby_slots import StandbySlots
 from walsender.server.stream import Stream
@@ -36,6 +37,10 @@ from walsender.source.stream import RECEIVER_TIMEOUT
 
 _SAVE: Final = 1.0
 """Seconds between two savings of slots that have moved."""
+_PROGRAMS: Final = {
+    decoders.PROGRAM: "walsender.streaming.process",
+    slot_changes.PROGRAM: "walsender.streaming.changes",
+}
 _LOCK: Final = "publisher.pid"
 
 logger = structlog.get_logger()
@@ -122,7 +127,7 @@ class Service:
             options.idle_timeout,
             options.wal_source,
         )
-        self.processes = Processes()
+        self.processes = Processes(_PROGRAMS)
         self.decoders = Decoders(
             options.directory, self.upstream, self.feed, self.slots, options.work_mem, self.processes
         )

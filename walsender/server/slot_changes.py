@@ -17,7 +17,6 @@ from pubsub.errors import FeatureNotSupported, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.repl_gram import cut_name
 from walsender.server import commands
-from walsender.streaming import requests
 from walsender.streaming.changes import Task
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 FUNCTIONS: Final = frozenset(
     f"pg_logical_slot_{way}{binary}_changes" for way in ("get", "peek") for binary in ("", "_binary")
 )
+PROGRAM: Final = "slot-changes"
 _NO_TEXT: Final = "22021"
 """character_not_in_repertoire."""
 _CHUNK: Final = Struct(">cI")
@@ -276,7 +276,7 @@ async def decoded(session: Session, call: Wanted, take: Callable[[int], None] = 
     with theirs:
         chunks, lines = await asyncio.open_unix_connection(sock=ours, limit=_AHEAD)
         try:
-            process = await service.processes.start(requests.CHANGES, theirs)
+            process = await service.processes.start(PROGRAM, [theirs.fileno()])
         except BaseException:
             lines.close()
             raise

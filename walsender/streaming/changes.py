@@ -1,4 +1,4 @@
-"""The process that decodes a slot's changes for one call of a function; it is forked (fork_server.py), and has a socket.
+"""The process that decodes a slot's changes for one call of a function; it is forked (pubsub/forks), and has a socket.
 
 from the server   a line of JSON (Task); then lines with the LSN up to which there is WAL in the spool
 to the server     chunks: kind (1 byte), length (4 bytes), content

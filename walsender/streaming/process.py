@@ -1,4 +1,4 @@
-"""The process that decodes a database for all its streams; it is forked (fork_server.py).
+"""The process that decodes a database for all its streams; it is forked (pubsub/forks).
 
     server ──► requests (requests.py), with the clients' sockets ──► passes ──► subscribers
     subscribers ──► positions ──► server, which keeps the slots
@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from pubsub.backend import messages as m
 from pubsub.errors import ConnectionFailure, DataCorrupted, NotInPrerequisiteState, PublisherError, PubsubError
+from pubsub.forks.channel import Channel
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import format_conninfo, parse_conninfo
 from pubsub.reorderbuffer.directories import SpillDirectory
@@ -40,7 +41,6 @@ from walsender.plugin_request import PluginRequest
 from walsender.source.retry import RETRY_INTERVAL, Retry, is_lost
 from walsender.streaming import requests
 from walsender.streaming.backlog import Backlog
-from walsender.streaming.channel import Channel
 from walsender.streaming.passes import Pass, Wish
 from walsender.streaming.requests import NUMBER, UNLIMITED, StreamEnd, StreamRequest, Task
 from walsender.streaming.spool_source import SpoolSource

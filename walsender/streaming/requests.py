@@ -18,13 +18,6 @@ From the process    P  [[number, sent, written, flushed, applied, replied_at, co
                     F  error           the process ends because of this, when it has had the answer
 
 All contents but numbers are JSON.
-
-To the process that     F  number, program (2 × 8)       start a program: DATABASE (process.py) or CHANGES (changes.py); its
-others are forked from                                   socket comes with it
-(fork_server.py)        K  number, 0 (2 × 8)             kill it
-From it                 P  number, process id (2 × 8)    it is started
-                        N  number, errno (2 × 8)         it cannot be
-                        E  number, exit code (2 × 8)     it has ended; negative: by a signal
 """
 
 from __future__ import annotations
@@ -54,16 +47,7 @@ STATUS_REQUEST: Final = b"Q"
 PRIMARY_STATUS: Final = b"U"
 FAILURE: Final = b"F"
 
-FORK: Final = b"F"
-KILL: Final = b"K"
-FORKED: Final = b"P"
-NOT_FORKED: Final = b"N"
-EXITED: Final = b"E"
-DATABASE: Final = 0
-CHANGES: Final = 1
-
 NUMBER: Final = Struct(">Q")
-TWO: Final = Struct(">qq")
 STATUS: Final = Struct(">QQQQ")
 UNLIMITED: Final = (1 << 64) - 1
 _FIELDS: Final = ("message", "sqlstate", "detail", "hint", "context")

@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 
 from pubsub.errors import DataCorrupted
+from pubsub.forks.channel import Channel
+from pubsub.forks.processes import Processes
 from pubsub.protocol.output.styles import Styles
 from walsender.feed.archive import Archive
 from walsender.feed.feed import Feed
 from walsender.historic.state import CatalogState, CatalogStates, DatabaseFacts
 from walsender.historic.upstream import Builtins, SessionTexts, Upstream
 from walsender.server.decoders import Decoder, Decoders, Served
-from walsender.server.processes import Processes
 from walsender.streaming import requests
-from walsender.streaming.channel import Channel
 from walsender.streaming.process import DecodingProcess
 from walsender.streaming.requests import StreamEnd, StreamRequest, Task
 from walsender.streaming.subscriber import STOPPED
@@ -159,7 +159,7 @@ async def test_a_process_is_kept_whose_slot_was_made_meanwhile(tmp_path: Path) -
 
     slots = Slots([slot(1)])
     feed: Any = SimpleNamespace(received=0)
-    decoders = Decoders(tmp_path, cast(Any, None), feed, cast(Any, slots), 1, Processes())
+    decoders = Decoders(tmp_path, cast(Any, None), feed, cast(Any, slots), 1, Processes({}))
     decoders._decoders = cast(Any, {oid: Running(oid) for oid in (1, 2, 3)})
     running = asyncio.create_task(decoders.run())
     await asyncio.wait_for(looked_again.wait(), 60)
@@ -213,7 +213,7 @@ async def test_catalogs_go_with_the_last_slot_of_a_database(tmp_path: Path) -> N
     (gone / "0000000000000300.catalogs.tmp").touch()
     slots = _Slots(_slot(1), _slot(3, reason="wal_removed"))
     decoders = Decoders(
-        tmp_path, cast(Any, None), cast(Any, SimpleNamespace(received=0)), cast(Any, slots), 1, Processes()
+        tmp_path, cast(Any, None), cast(Any, SimpleNamespace(received=0)), cast(Any, slots), 1, Processes({})
     )
     running: Any = SimpleNamespace(failed=asyncio.Event(), tell=lambda _: None)
     decoders._decoders = {1: running}
@@ -229,7 +229,7 @@ def test_old_catalogs_hold_no_wal_for_a_slot_that_does_not_begin_at_them(tmp_pat
     _save_catalogs(tmp_path, 2, 200)
     feed: Any = SimpleNamespace(oldest=500)
     slots = _slot(1, 600), _slot(1, 800), _slot(2, 600), _slot(2, 400)
-    stores = [Decoders(tmp_path, cast(Any, None), feed, cast(Any, [slot]), 1, Processes()) for slot in slots]
+    stores = [Decoders(tmp_path, cast(Any, None), feed, cast(Any, [slot]), 1, Processes({})) for slot in slots]
     assert [one.oldest_needed() for one in stores] == [600, 700, 600, 200]
 
 
@@ -240,14 +240,14 @@ def test_a_look_at_the_catalogs_leaves_alone_what_is_being_written(tmp_path: Pat
     aside.touch()
     feed: Any = SimpleNamespace(oldest=0)
     slots: Any = [_slot(1, 600), _slot(2, 300)]
-    assert Decoders(tmp_path, cast(Any, None), feed, slots, 1, Processes()).oldest_needed() == 100
+    assert Decoders(tmp_path, cast(Any, None), feed, slots, 1, Processes({})).oldest_needed() == 100
     assert aside.exists()
     assert not (tmp_path / "catalogs" / "2").exists()
 
 
 async def test_catalogs_from_before_missing_wal_are_removed(tmp_path: Path) -> None:
     catalogs = [_save_catalogs(tmp_path, oid, 100, 500, 600) for oid in (1, 2)]
-    decoders = Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1, Processes())
+    decoders = Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1, Processes({}))
     await decoders.begin_anew(500)
     for one in catalogs:
         assert sorted(path.stem[-3:] for path in one.iterdir()) == ["1F4", "258"]
@@ -256,7 +256,7 @@ async def test_catalogs_from_before_missing_wal_are_removed(tmp_path: Path) -> N
 def test_catalogs_from_behind_the_wal_that_is_there_are_removed(tmp_path: Path) -> None:
     """The server may have been promoted on another timeline since a power loss: there they are others."""
     catalogs = _save_catalogs(tmp_path, 1, 100, 500, 600)
-    Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1, Processes()).forget_from(500)
+    Decoders(tmp_path, cast(Any, None), cast(Any, None), cast(Any, []), 1, Processes({})).forget_from(500)
     assert [path.stem[-3:] for path in catalogs.iterdir()] == ["064"]
 
 
@@ -372,7 +372,7 @@ async def test_a_stream_that_comes_too_late_is_told_the_reason() -> None:
             self.end = end
 
     ours, theirs = socket.socketpair()
-    decoder = Decoder(cast(Task, None), cast(Feed, Listening()), 0, Processes())
+    decoder = Decoder(cast(Task, None), cast(Feed, Listening()), 0, Processes({}))
     told: asyncio.Queue[bytes] = asyncio.Queue()
     process = Channel(theirs, lambda kind, _contents, _files: told.put_nowait(kind), lambda: None)
     decoder._channel = Channel(ours, decoder._message, decoder._gone)

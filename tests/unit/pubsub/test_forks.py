@@ -15,27 +15,29 @@ from pathlib import Path
 import pytest
 
 from pubsub.errors import PubsubError
+from pubsub.forks import channel, fork_server
+from pubsub.forks.processes import Process, Processes
 from pubsub.testing.fault_points import wait_until
-from walsender.server.processes import Process, Processes
-from walsender.streaming import channel, requests
 
 
 @pytest.fixture
 async def processes() -> AsyncIterator[Processes]:
-    made = Processes()
+    made = Processes({"one": "tests.support.forked", "two": "tests.support.forked"})
     yield made
     await made.close()
 
 
-async def _start(processes: Processes, program: int = requests.DATABASE) -> tuple[Process, socket.socket]:
-    """Start a program, which waits for its task; return it and the server's end of its socket."""
+async def _start(processes: Processes, program: str = "one") -> tuple[Process, socket.socket]:
+    """Start a program; return it and the other end of its socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            return await processes.start(program, theirs), ours
+            process = await processes.start(program, [theirs.fileno()])
+            assert await asyncio.to_thread(ours.recv, 10) == b"here"
         except BaseException:
             ours.close()
             raise
+    return process, ours
 
 
 def _runs(pid: int) -> bool:
@@ -45,17 +47,22 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("program", [requests.DATABASE, requests.CHANGES])
-async def test_one_ends_with_its_socket(processes: Processes, program: int) -> None:
+@pytest.mark.parametrize("program", ["one", "two"])
+async def test_one_tells_how_it_has_ended(processes: Processes, program: str) -> None:
     process, ours = await _start(processes, program)
-    name = ("decoding", "slot-changes")[program]
-    await asyncio.to_thread(
-        wait_until, lambda: Path(f"/proc/{process.pid}/comm").read_text() == f"{name}\n", "the program runs"
-    )
-    ours.close()
-    assert await process.wait() == 0
+    comm = await asyncio.to_thread(Path(f"/proc/{process.pid}/comm").read_text)
+    assert comm == f"{program}\n"
+    with ours:
+        ours.sendall(b"7")
+        assert await process.wait() == 7
     assert not _runs(process.pid)
     process.kill()  # which it is too late for
+
+
+async def test_one_ends_with_its_socket(processes: Processes) -> None:
+    process, ours = await _start(processes)
+    ours.close()
+    assert await process.wait() == 0
 
 
 async def test_one_that_is_killed_takes_no_other_with_it(processes: Processes) -> None:
@@ -111,8 +118,8 @@ def without_forks() -> Iterator[socket.socket]:
         "import errno, os, sys\n"
         "def fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
         "os.fork = fork\n"
-        "from walsender.streaming import fork_server\n"
-        "sys.exit(fork_server.main(int(sys.argv[1])))"
+        "from pubsub.forks import fork_server\n"
+        "sys.exit(fork_server.main(int(sys.argv[1]), ['one=tests.support.forked']))"
     )
     command = [sys.executable, "-c", program, str(theirs.fileno())]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
@@ -127,9 +134,9 @@ def test_none_can_be_forked(without_forks: socket.socket) -> None:
     client, lent = socket.socketpair()
     with client, lent:
         for number in (7, 8):
-            frame = channel.framed(requests.FORK, requests.TWO.pack(number, requests.DATABASE), 1)
+            frame = channel.framed(fork_server.FORK, fork_server.CONTENTS.pack(number, 0), 1)
             socket.send_fds(without_forks, [frame], [lent.fileno()])
             message = channel.receive(without_forks)
             assert message is not None
-            assert message[0] == requests.NOT_FORKED
-            assert requests.TWO.unpack(message[1]) == (number, errno.EAGAIN)
+            assert message[0] == fork_server.NOT_FORKED
+            assert fork_server.CONTENTS.unpack(message[1]) == (number, errno.EAGAIN)

@@ -1,4 +1,4 @@
-"""The server's decoding processes, which are forked from one that has imported what they need (streaming/fork_server.py)."""
+"""Start processes that are forked from one that has imported what they need (fork_server.py has the messages)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from pubsub.errors import PubsubError
-from walsender.streaming import requests
-from walsender.streaming.channel import Channel
+from pubsub.forks import fork_server
+from pubsub.forks.channel import Channel
 
 _STOP: Final = 5.0
 
@@ -22,7 +23,7 @@ class Process:
     """A process that was forked; `start` of Processes returns it."""
 
     def __init__(self, number: int, channel: Channel) -> None:
-        self.number = number
+        self._number = number
         self._channel = channel
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[int] = loop.create_future()
@@ -34,7 +35,7 @@ class Process:
 
     def kill(self) -> None:
         """Kill it, if it has not ended."""
-        self._channel.send(requests.KILL, requests.TWO.pack(self.number, 0))
+        self._channel.send(fork_server.KILL, fork_server.CONTENTS.pack(self._number, 0))
 
     async def wait(self) -> int:
         """Wait for its end; return the exit code, which is negative for a signal."""
@@ -45,28 +46,33 @@ class Process:
 
 
 class Processes:
-    """Starts them.  The one that they are forked from is started with the first, and anew when it has died."""
+    """Starts them.  The one that they are forked from is started with the first, and anew when it has died.
 
-    def __init__(self) -> None:
+    `programs`: the modules that they run, by names of at most 15 bytes, which the system shows for them.
+    """
+
+    def __init__(self, programs: Mapping[str, str]) -> None:
+        self._programs = programs
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._processes: dict[int, Process] = {}
         self._channel: Channel | None = None
         self._fork_server: asyncio.subprocess.Process
 
-    async def start(self, program: int, sock: socket.socket) -> Process:
-        """Start a program (requests.py) at one end of a socket, which the caller may close.  Raises PubsubError, OSError."""
+    async def start(self, program: str, files: Sequence[int]) -> Process:
+        """Start a program with open files, which the caller may close.  Raises PubsubError, OSError."""
+        which = list(self._programs).index(program)
         async with self._lock:
             channel = self._channel or await self._begin()
         number = next(self._numbers)
         process = self._processes[number] = Process(number, channel)
-        channel.send(requests.FORK, requests.TWO.pack(number, program), [sock.fileno()])
-        # One that nobody waits for any more ends as its socket does.
+        channel.send(fork_server.FORK, fork_server.CONTENTS.pack(number, which), files)
+        # One that nobody waits for any more ends as the other ends of its files do.
         await asyncio.shield(process.started)
         return process
 
     async def close(self) -> None:
-        """End what runs."""
+        """Kill what runs."""
         async with self._lock:
             if self._channel is None:
                 return
@@ -85,9 +91,12 @@ class Processes:
         with theirs:
             try:
                 self._fork_server = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "walsender.streaming.fork_server", str(theirs.fileno())),
+                    *(sys.executable, "-m", fork_server.__name__, str(theirs.fileno())),
+                    *(f"{name}={module}" for name, module in self._programs.items()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
+                    # NumPy, which pyarrow imports, would start a thread for each processor; nothing here computes with it.
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
             except BaseException:
                 ours.close()
@@ -96,12 +105,12 @@ class Processes:
         return self._channel
 
     def _message(self, kind: bytes, contents: bytes, _files: list[int]) -> None:
-        number, said = requests.TWO.unpack(contents)
-        if kind == requests.FORKED:
+        number, said = fork_server.CONTENTS.unpack(contents)
+        if kind == fork_server.FORKED:
             self._processes[number].started.set_result(said)
-        elif kind == requests.NOT_FORKED:
+        elif kind == fork_server.NOT_FORKED:
             self._processes.pop(number).started.set_exception(OSError(said, os.strerror(said)))
-        elif kind == requests.EXITED:
+        elif kind == fork_server.EXITED:
             self._processes.pop(number).end(said)
 
     def _gone(self) -> None:

@@ -1,4 +1,4 @@
-"""Messages between the server and a decoding process, with open files, over a Unix socket.
+"""Messages between two processes, with open files, over a Unix socket.
 
     kind (1 byte), number of open files (1 byte), length (4 bytes), contents
 

@@ -1,0 +1,11 @@
+"""A program to be forked: it says that it runs, and ends when it is told how, or when nobody can."""
+
+from __future__ import annotations
+
+import socket
+
+
+def main(descriptor: int) -> int:
+    with socket.socket(fileno=descriptor) as sock:
+        sock.sendall(b"here")
+        return int(sock.recv(10) or b"0")
