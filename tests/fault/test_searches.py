@@ -27,7 +27,7 @@ def _search(*arguments: str) -> None:
 
 def test_a_few_lives_under_a_virtual_clock() -> None:
     """Enough to find that the model no longer fits what it stands for."""
-    _search("tests.simulation", "--seeds", "40", "--jobs", "1")
+    _search("tests.simulation", "--seeds", "25", "--jobs", "1")
 
 
 @pytest.mark.full

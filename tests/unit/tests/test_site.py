@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from catalog.system_views import VIEWS
 from pubsub.sql.options import CREATE_OPTIONS
 from scripts import errors_page, reference_texts
@@ -45,6 +47,7 @@ def test_the_site(tmp_path: Path) -> None:
     assert "max_slot_wal_keep_size" in (tmp_path / "site" / "reference" / "settings.html").read_text()
 
 
+@pytest.mark.full
 def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
     """What the test above is worth: the builder's --strict, for a page and for a place in one."""
     pages_ = tmp_path / "pages"
