@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pubsub.errors import ProtocolViolation
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.fields import as_oid, number, text, truth
+from pubsub.publisher.fields import as_oid, number, number_or_none, text, truth
 from pubsub.sql.identifiers import quote_qualified
 
 #: libpq's number of the first version that publishes sequences.
@@ -74,9 +75,9 @@ async def sequence_states(connection: Connection, names: Sequence[tuple[str, str
     rows = await connection.query(_STATES, [[schema for schema, _ in names], [name for _, name in names]])
     return [
         SequenceState(
-            place=number(place) - 1,
+            place=_place(place, len(names)),
             readable=None if readable is None else truth(readable),
-            last_value=None if last_value is None else int(last_value),
+            last_value=number_or_none(last_value),
             is_called=None if is_called is None else truth(is_called),
             page_lsn=None if page_lsn is None else Lsn.parse(page_lsn),
             definition=_json(rest),
@@ -84,6 +85,13 @@ async def sequence_states(connection: Connection, names: Sequence[tuple[str, str
         )
         for place, readable, last_value, is_called, page_lsn, wal_lsn, *rest in rows
     ]
+
+
+def _place(value: str | None, asked: int) -> int:
+    found = number(value) - 1
+    if not 0 <= found < asked:
+        raise ProtocolViolation("the publisher answered a query with a sequence that it was not asked for")
+    return found
 
 
 def sql_name(schema: str, name: str) -> str:
@@ -95,7 +103,7 @@ def _json(values: Sequence[str | None]) -> str:
     type_name, start, increment, low, high, cycle = map(text, values)
     numbers = {"start": start, "increment": increment, "min": low, "max": high}
     return json.dumps(
-        {"type": type_name, **{name: int(value) for name, value in numbers.items()}, "cycle": cycle == "t"}
+        {"type": type_name, **{name: number(value) for name, value in numbers.items()}, "cycle": cycle == "t"}
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from pubsub.errors import ProtocolViolation
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.fields import number
@@ -61,8 +62,11 @@ async def visible(connection: Connection) -> str:
     SnapBuildProcessRunningXacts); it sees all before its xmin then.  The server reads no such text.
     """
     (row,) = await connection.query("SELECT pg_current_snapshot()")
-    xmin, xmax, running = (row[0] or "").split(":")
-    return f"{xmin}:{max(int(xmin), int(xmax))}:{running}"
+    found = (row[0] or "").split(":")
+    if len(found) != 3:
+        raise ProtocolViolation("the publisher answered a query with a malformed snapshot")
+    xmin, xmax, running = found
+    return f"{xmin}:{max(number(xmin), number(xmax))}:{running}"
 
 
 async def lacks(connection: Connection, earlier: str) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import pytest
+
+from pubsub.errors import ProtocolViolation
 from pubsub.publisher import snapshots
+from pubsub.publisher.connection import Connection
 from tests.support.captured_logs import captured_logs
 from tests.support.virtual_time import run
 
@@ -58,3 +62,13 @@ def test_one_that_is_never_marked_is_told() -> None:
     assert 30 <= after < 31
     (told,) = [one for one in logs if one["event"] == "a snapshot sees transactions that have not ended"]
     assert told["snapshot"] == "740:745:741"
+
+
+@pytest.mark.parametrize("answer", [None, "", "x", "1:2", "1:2:3:4", "a:2:", "1::", f"1:{'9' * 100}:"])
+async def test_an_answer_that_is_no_snapshot_is_refused(answer: str | None) -> None:
+    class Lying:
+        async def query(self, _sql: str) -> list[tuple[str | None]]:
+            return [(answer,)]
+
+    with pytest.raises(ProtocolViolation):
+        await snapshots.visible(cast(Connection, Lying()))
