@@ -326,13 +326,19 @@ async def _without_slots(
 
 
 async def resync(
-    session: Session, subscription: Subscription, names: tuple[QualifiedName, ...], *, lets_columns_in: bool = False
+    session: Session,
+    subscription: Subscription,
+    names: tuple[QualifiedName, ...],
+    *,
+    lets_columns_in: bool = False,
+    resynced_at: tuple[float, ...] | None = None,
 ) -> None:
     """Have the named tables copied again; the copy's commit replaces the rows of their Delta tables.
 
     A table that was dropped and created again on the publisher is known by its new oid from then on, and with
     schema_changes = follow one that was renamed by its new name.  `lets_columns_in`: columns that were left out because they came
-    later than the options columns, exclude and mask are copied, too.
+    later than the options columns, exclude and mask are copied, too.  `resynced_at` (SubscriptionOptions) is stored before the workers
+    begin again, whom it would end with the copies that they have begun.
     """
     catalog, oid = session.catalog, subscription.oid
     if not subscription.enabled:
@@ -386,6 +392,8 @@ async def resync(
             await catalog.copy_again(oid, again, (identity.system_identifier, identity.timeline))
             # Last: if the command ends before it, no table lacks what the stream skips.
             await begin_stream_anew(session, subscription, connection, subscription.slot_name)
+            if resynced_at is not None:
+                await catalog.alter_subscription(oid, options=lambda options: replace(options, resynced_at=resynced_at))
 
 
 async def _check_stream(connection: Connection, subscription: Subscription) -> None:

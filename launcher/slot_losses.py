@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -103,8 +102,8 @@ class SlotLosses:
             rows=sum(relation.estimated_rows or 0 for relation in relations),
         )
         session = Session(self._settings, self._catalog, self._notice, self._wake)
-        await resync(session, stored, tuple(QualifiedName(one.schema, one.name) for one in relations))
-        await self._catalog.alter_subscription(oid, options=lambda options: replace(options, resynced_at=(*times, now)))
+        names = tuple(QualifiedName(one.schema, one.name) for one in relations)
+        await resync(session, stored, names, resynced_at=(*times, now))
 
     async def _make_slot(self, subscription: Subscription) -> None:
         """Make the slot, of which no table needs anything: an attempt ended before, or the first copies are under way."""

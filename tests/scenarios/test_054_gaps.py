@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from catalog.records import Subscription
+from catalog.store import Catalog
 from launcher import altersubscription
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import ConnectionFailure
@@ -385,7 +387,10 @@ def test_every_table_is_copied_anew_if_the_subscription_says_so(replica: Followe
 @pytest.mark.full
 @pytest.mark.parametrize("where", ["drop_slots_of", "begin_stream_anew"])
 def test_copies_anew_that_are_interrupted(replica: Followed, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """Before the tables are to be copied, or before the slot is made: neither counts, and what was written meanwhile is there."""
+    """Before the tables are to be copied, or before the slot is made: neither counts, and what was written meanwhile is there.
+
+    Once they have begun nothing ends them.
+    """
     replica.subscribe(wal_archive="none", on_slot_loss="resync")
     generations = replica.generations()
     replica.alter("DISABLE")
@@ -398,12 +403,23 @@ def test_copies_anew_that_are_interrupted(replica: Followed, monkeypatch: pytest
         replica.execute("INSERT INTO t VALUES (9001, 1, 'meanwhile')")
         raise ConnectionFailure("the publisher is away")
 
+    paused: list[object] = []
+    alter = Catalog.alter_subscription
+
+    async def altered(self: Catalog, oid: int, **changes: Any) -> Subscription:
+        if "options" in changes:
+            paused.append((await self.subscription(oid)).paused)
+        return await alter(self, oid, **changes)
+
     monkeypatch.setattr(altersubscription, where, interrupted)
+    monkeypatch.setattr(Catalog, "alter_subscription", altered)
     with captured_logs() as logs:
         replica.alter("ENABLE")
         wait_until(lambda: [one + 1 for one in generations] == replica.generations(), "copies")
         replica.goes_on()
     assert replica.generations() == [one + 1 for one in generations], "once"
+    assert bool(paused) == (where == "drop_slots_of")
+    assert None not in paused, "a change of the subscription ends its workers"
     assert not any("not copied anew again today" in entry["event"] for entry in logs)
 
 
