@@ -79,8 +79,8 @@ def test_altered_between_the_chunks_of_a_copy(replica: Replica, monkeypatch: pyt
     replica.execute(f"{TABLE.partition(';')[0]}; {rows}; {OTHER}; CREATE PUBLICATION p FOR TABLE a")
     commit, kept = copy_chunks.commit, list[int]()
 
-    def altering(log: Any, copy: str, attempt: str, chunk: int, added: Any, lsn: Any) -> None:
-        commit(log, copy, attempt, chunk, added, lsn)
+    def altering(log: Any, copy: str, attempt: str, chunk: int, *args: Any, **named: Any) -> None:
+        commit(log, copy, attempt, chunk, *args, **named)
         kept.append(chunk)
         if len(kept) == 5:
             replica.execute(alter)
