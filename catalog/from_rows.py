@@ -104,6 +104,7 @@ def relation(row: Row) -> SubscriptionRel:
         copy_generation=row["copy_generation"],
         sync_slot=row["sync_slot"],
         path=divided_path(row["path"])[0],
+        known_source=divided_path(row["path"])[1],
         error=row["error"],
         error_hint=row["error_hint"],
         definition=row["definition"],

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypedDict
 from catalog.states import RelState
 from pubsub.memory import Memory
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.identifiers import decode_path
 from pubsub.sql.layout_rules import Deletes, Mode, Truncate
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.source import Source
@@ -118,7 +119,10 @@ class SubscriptionChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewRelation:
-    """A table that joins a subscription.  `path` is where its Delta table lies; `definition` is JSON text."""
+    """A table that joins a subscription.  `path` is where its Delta table lies; `definition` is JSON text.
+
+    `known_source`: whose rows of the Delta table are its own, where the definition is to say that only after the copy.
+    """
 
     relid: int
     schema: str
@@ -128,12 +132,13 @@ class NewRelation:
     lsn: Lsn | None = None
     definition: str | None = None
     estimated_rows: int | None = None
+    known_source: str | None = None
 
     @property
     def whose(self) -> str | None:
         """The source whose rows of the Delta table are its own; None: all are."""
         source = _source_of(self.definition)
-        return None if source is None else source.value
+        return self.known_source if source is None else source.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,8 @@ class SubscriptionRel:
     key), JSON text.  `error` is set while the table is stopped or its last worker failed.  `stopped`: the table stopped
     alone (on_table_error = isolate), at the transaction that finished at `error_lsn` if one caused it; only a new copy
     brings it back.  `foreign`: the last commit by another writer since the copy.  `look_again`: how many of REFRESH's
-    requests to compare the columns with the publisher's are unanswered.
+    requests to compare the columns with the publisher's are unanswered.  `known_source`: whose rows of the Delta table are its own, as
+    it was when it joined; None: all are.
     """
 
     subid: int
@@ -200,6 +206,7 @@ class SubscriptionRel:
     foreign: ForeignCommit | None = None
     look_again: int = 0
     joined_generation: int = 0
+    known_source: str | None = None
 
     @property
     def copied(self) -> bool:
@@ -246,8 +253,16 @@ class SubscriptionRel:
 
     @property
     def whose(self) -> str | None:
-        """The source's own text."""
-        return None if self.source is None else self.source.value
+        """The source's own text, which is known when a table joins."""
+        return self.known_source if self.source is None else self.source.value
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Schema and name by which SELECT knows it: the publisher's, or those of its Delta table if that has several sources."""
+        if self.whose is None:
+            return self.schema, self.name
+        _, schema, name = self.path.rsplit("/", 2)
+        return decode_path(schema), decode_path(name)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -738,5 +753,7 @@ class State:
 
 def _source_of(definition: str | None) -> Source | None:
     """Return whose rows of its Delta table a table with this definition has; None: all, or there is no definition yet."""
-    found = json.loads(definition or "{}").get("source")
+    if definition is None or '"source"' not in definition:
+        return None  # of a thousand tables none is parsed, for each query
+    found = json.loads(definition).get("source")
     return None if found is None else Source(*found)

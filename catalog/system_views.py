@@ -80,7 +80,7 @@ def _subscription(state: State) -> Iterator[Row]:
             _lsn(o.stop_lsn), o.wal_archive, o.on_slot_loss, o.new_tables,
             o.copy_first, o.partition_by, o.cluster_by, o.table_properties, o.mode, o.deletes,
             o.truncate, o.metadata, o.columns, o.exclude, o.mask, o.rename, o.where, o.register, o.comments,
-            o.source, None if o.source is None else o.source_column,
+            o.source, o.source_column if o.sharing else None, o.gather,
             o.retain_dead_tuples, o.max_retention_duration,
             "-1" if o.wal_receiver_timeout is None else RECEIVER_TIMEOUT.show(round(o.wal_receiver_timeout * 1000)),
         )  # fmt: skip
@@ -238,7 +238,7 @@ VIEWS: Final = {
                 TEXT wal_archive on_slot_loss new_tables copy_first partition_by cluster_by table_properties mode deletes
                 TEXT truncate metadata columns exclude mask rename where register
                 BOOL comments
-                TEXT source source_column
+                TEXT source source_column gather
                 BOOL subretaindeadtuples
                 BIGINT submaxretention
                 TEXT subwalrcvtimeout"""

@@ -248,7 +248,7 @@ async def _plan(
                 choices=TypeChoices.parse(subscription.options.types),
                 layouts=subscription.options.layouts,
                 subid=subscription.oid,
-                leaving={relation.path for relation in gone},
+                leaving=gone,
             )
         except PubsubError:
             leaving = {relation.relid for relation in gone}
@@ -381,7 +381,12 @@ async def resync(
                     if before is not None:
                         before = of_table_made_anew(before, await definitions.table_definition(connection, now))
                     again[relation.relid] = NewRelation(
-                        now, relation.schema, relation.name, relation.path, definition=before
+                        now,
+                        relation.schema,
+                        relation.name,
+                        relation.path,
+                        definition=before,
+                        known_source=relation.whose,
                     )
             if not every:
                 await catalog.copy_again(oid, again, None)
@@ -448,6 +453,9 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     refuse_new_tables_in_two_phase(merged)
     refuse_unfollowed_choice(merged)
     refuse_unfit_source(merged)
+    for relation in await session.catalog.relations(subscription.oid) if merged.gather else ():
+        if relation.whose is not None:
+            merged.layouts.refuse_unfit_for_sources(relation.schema, relation.name)
     published_tables.refuse_unreached_comments(session, options)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:

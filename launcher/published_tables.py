@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from catalog.records import NewRelation, State
+from catalog.records import NewRelation, State, SubscriptionRel
 from catalog.states import RelState
 from launcher.client_session import Session
 from launcher.registered_names import refuse_one_name
@@ -34,7 +34,6 @@ from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
 from pubsub.sql.layouts import Layout, Layouts, not_published
 from pubsub.sql.options import SubscriptionOptions
-from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
@@ -142,11 +141,11 @@ async def plan(
     choices: TypeChoices | None = None,
     layouts: Layouts | None = None,
     subid: int | None = None,
-    leaving: Collection[str] = (),
+    leaving: Collection[SubscriptionRel] = (),
 ) -> list[Plan]:
     """Plan `tables`, without those that have no column to replicate, of which the client is told.
 
-    `subid`: the subscription, if there is one yet; `leaving`: paths in the warehouse that the same command frees.  Raises for the
+    `subid`: the subscription, if there is one yet; `leaving`: tables that leave it by the same command.  Raises for the
     first that cannot be replicated or read, or whose Delta table may not be used.
     """
     from apply.schema_changes.column_choice import choose
@@ -166,14 +165,18 @@ async def plan(
                 hint="Once it has one, ALTER SUBSCRIPTION ... REFRESH PUBLICATION adds it.",
             )
             continue
-        path = table_path(session.settings.warehouse_uri, target, definition.schema, definition.name)
+        name = definition.schema, definition.name
+        source = layouts.sharing.source_of(*name)
+        if source is not None:
+            layouts.refuse_unfit_for_sources(*name)
+        path = table_path(session.settings.warehouse_uri, target, *layouts.sharing.place_of(*name))
         choice = choose(layouts, definition, table.attnames, None)
-        mode = layouts.mode_of(definition.schema, definition.name)
-        deletes = layouts.deletes_of(definition.schema, definition.name)
-        metadata = layouts.metadata_of(definition.schema, definition.name)
-        truncate = layouts.truncate_of(definition.schema, definition.name)
+        mode = layouts.mode_of(*name)
+        deletes = layouts.deletes_of(*name)
+        metadata = layouts.metadata_of(*name)
+        truncate = layouts.truncate_of(*name)
         planned = target_table(
-            definition, table.attnames, path, choices, choice, mode, deletes, metadata, truncate, layouts.source
+            definition, table.attnames, path, choices, choice, mode, deletes, metadata, truncate, source
         )
         _refuse_unfit_source(planned, copy_data)
         plans.append(Plan(table, definition, planned, choice))
@@ -185,9 +188,10 @@ async def plan(
         refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
     state = await session.catalog.state()
     node_id = state.node.node_id
-    _refuse_owned(state, plans, leaving, subid, layouts.source)
+    _refuse_owned(state, plans, leaving, subid)
+    _refuse_unlike(plans)
     joining = [(one.definition.schema, one.definition.name) for one in plans]
-    await refuse_one_name(session.catalog, layouts, subid, joining, leaving)
+    await refuse_one_name(session.catalog, layouts, subid, joining, [one.path for one in leaving])
     plans = [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables, node_id, subid))
         for one in plans
@@ -293,8 +297,8 @@ def _refuse_unfit_source(target: TargetTable, copy_data: bool) -> None:
         return
     if not copy_data:
         raise FeatureNotSupported(
-            f'the option source needs a copy of table "{target.relation}"',
-            detail="Which rows of the Delta table are the source's is known from its copy on.",
+            f'a Delta table of several sources needs a copy of table "{target.relation}"',
+            detail="Which of its rows are a source's is known from the copy on.",
             hint="Use copy_data = true.",
         )
     if not is_reached(target.path):
@@ -305,48 +309,54 @@ def _refuse_unfit_source(target: TargetTable, copy_data: bool) -> None:
 
 
 def _refuse_owned(
-    state: State, plans: Collection[Plan], leaving: Collection[str], subid: int | None, source: Source | None
+    state: State, plans: Collection[Plan], leaving: Collection[SubscriptionRel], subid: int | None
 ) -> None:
     """Refuse paths in the warehouse that another table has, or that differ from such a path only in case.
 
-    Subscriptions with a `source` share a path, each with another one.
+    Sources share a path, each with another text (pubsub.sql.sharing).
 
     Some file systems treat such names as the same, and so do engines that read tables by name.
     """
     names = {s.oid: s.name for s in state.subscriptions}
-    values = {s.oid: s.options.source for s in state.subscriptions}
-    shared = set() if source is None else {oid for oid, value in values.items() if value not in (None, source.value)}
-    owners_of_source = {names[oid] for oid, value in values.items() if source is not None and value == source.value}
-    taken = {
-        r.path.casefold(): (r.path, r.qualified_name, names.get(r.subid, ""))
-        for r in state.relations
-        if r.path not in leaving and r.subid not in shared
-    }
     own = {r.path: r for r in state.relations if r.subid == subid}
+    # By path, and by whose rows they are: None, if all are.
+    taken: dict[str, dict[str | None, tuple[str, str, str]]] = {}
+    gone = {(r.subid, r.relid) for r in leaving}
+    for r in state.relations:
+        if (r.subid, r.relid) not in gone:
+            owner = "" if r.subid == subid else names.get(r.subid, "")
+            taken.setdefault(r.path.casefold(), {})[r.whose] = (r.path, r.qualified_name, owner)
     for one in plans:
-        path, relation = one.target.path, one.target.relation
-        other = taken.get(path.casefold())
-        if other is None:
-            taken[path.casefold()] = (path, relation, "")
+        path, relation, whose = one.target.path, one.target.relation, one.target.whose
+        there = taken.setdefault(path.casefold(), {})
+        shared = whose is not None and None not in there and all(other == path for other, _, _ in there.values())
+        if not there or (shared and whose not in there):
+            there[whose] = (path, relation, "")
             continue
-        other_path, other_relation, owner = other
-        if path in own and own[path].qualified_name != relation:
+        other_path, other_relation, owner = there.get(whose) or next(iter(there.values()))
+        if whose is None and path in own and own[path].qualified_name != relation:
             raise DuplicateObject(
                 f'the Delta table for relation "{relation}" is that of relation "{other_relation}"',
                 detail=f"That table had this name before; it lies at {path}.",
                 hint="Give the new table another name on the publisher.",
             )
-        if other_path == path and owner in owners_of_source:
+        if other_path == path and shared:
             raise DuplicateObject(
-                f'the source of the Delta table for relation "{relation}" belongs to subscription "{owner}"',
+                f'the source of the Delta table for relation "{relation}" belongs to subscription "{owner}"'
+                if owner
+                else f'relations "{other_relation}" and "{relation}" would be one source of a Delta table, "{whose}"',
                 detail=f"Both would write its rows at {path}.",
-                hint="Give the subscription a source of its own.",
+                hint="Give the subscription a source of its own." if owner else "Gather one of them elsewhere.",
             )
         if other_path == path:
             raise DuplicateObject(
-                f'the Delta table for relation "{relation}" belongs to subscription "{owner}"',
+                f'the Delta table for relation "{relation}" belongs to subscription "{owner}"'
+                if owner
+                else f'the Delta table for relation "{relation}" is that of relation "{other_relation}", too',
                 detail=f"Both would write {path}.",
-                hint="Give the subscription a folder of its own: WITH (target = '…').",
+                hint="Give the subscription a folder of its own: WITH (target = '…')."
+                if owner
+                else "Gather both of them, or neither there.",
             )
         raise FeatureNotSupported(
             f'tables "{other_relation}" and "{relation}" differ only in case',
@@ -355,6 +365,19 @@ def _refuse_owned(
             if not owner
             else "Give the subscription a folder of its own: WITH (target = '…').",
         )
+
+
+def _refuse_unlike(plans: Collection[Plan]) -> None:
+    """Refuse tables that join one Delta table and do not fit each other: a later one may lack columns, or bring some."""
+    from pubsub.delta import sources
+
+    found: dict[str, list[TargetTable]] = {}
+    for one in plans:
+        if one.target.source is not None:
+            before = found.setdefault(one.target.path, [])
+            for other in before:
+                sources.refuse_unlike(one.target, other)
+            before.append(one.target)
 
 
 def refuse_unknown_tables(layouts: Layouts, plans: Collection[Plan]) -> None:

@@ -125,7 +125,7 @@ class TableComments:
         def wanted(properties: Mapping[str, str]) -> Comments:
             return comments_of(described, attributes.current(relation.definition, properties, app_id))
 
-        return follow(self._writers.log_of(relation.path), wanted, shared=relation.source is not None)
+        return follow(self._writers.log_of(relation.path), wanted, shared=relation.whose is not None)
 
     def _failed(self, subscription: str, relation: str | None, error: Exception) -> None:
         logger.warning(

@@ -24,6 +24,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.read_table import ReadTable
+from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices
 from tablesync import chunk_reader
 from tablesync.may_resume import Conditions, conditions
@@ -135,6 +136,10 @@ class PublisherTable:
             definition = await definitions.table_definition(connection, relation.relid)
             choices = TypeChoices.parse(self._subscription.options.types)
             layouts = self._subscription.options.layouts
+            source = None
+            if relation.whose is not None:
+                source = Source(self._subscription.options.source_column, relation.whose)
+                layouts.refuse_unfit_for_sources(definition.schema, definition.name)
             choice = choose(layouts, definition, found.attnames, relation.definition)
             mode = layouts.mode_of(definition.schema, definition.name)
             deletes = layouts.deletes_of(definition.schema, definition.name)
@@ -150,7 +155,7 @@ class PublisherTable:
                 deletes,
                 metadata,
                 truncate,
-                layouts.source,
+                source,
             )
             target = with_mask_key(target, stored(relation.definition))
             found = replace(found, row_filter=published_filter(found.row_filter, choice.where, definition))

@@ -294,7 +294,7 @@ class SyncWorker:
                 subscription.oid, relation.relid, sync_slot=self._slot, after=last
             )
             self._handover.new_copy(relation.relid)
-            self._writers.forget(relation.path, shared=self._subscription.options.source is not None)
+            self._writers.forget(relation.path, shared=relation.whose is not None)
             await faults.reached(f"datasync {relation.qualified_name}")
             # Be patient: if the monitor can ask the publisher, its report of what creation waits for is more exact.
             with self.figures.waits_for("its replication slot to be created", patience=10):

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import pyarrow as pa
+
 from pubsub.delta import table as delta
 from pubsub.delta.log.add_file import AddFile
 from pubsub.delta.log.other_commits import Partition
@@ -130,7 +132,18 @@ def refuse_unfit(table: TargetTable, found: Mapping[str, str]) -> None:
 
 def refuse_unfit_types(table: TargetTable) -> None:
     """Raise NotInPrerequisiteState for a column that the Delta table has with another type, or in another spelling."""
-    have = {folded_name(field.name): field for field in delta.read_schema(table.path)}
+    _refuse_other_types(table, delta.read_schema(table.path))
+
+
+def refuse_unlike(table: TargetTable, first: TargetTable) -> None:
+    """Raise as `refuse_unfit` and `refuse_unfit_types` for a table beside `first`, another source of a Delta table to come."""
+    assert first.source is not None
+    refuse_unfit(table, {SOURCE: first.source.column, "pubsub.key": json.dumps(first.key), **delta.mode_of(first)})
+    _refuse_other_types(table, first.schema)
+
+
+def _refuse_other_types(table: TargetTable, schema: pa.Schema) -> None:
+    have = {folded_name(field.name): field for field in schema}
     for field in table.schema:
         there = have.get(folded_name(field.name))
         if there is not None and (there.name, there.type) != (field.name, field.type):

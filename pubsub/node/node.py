@@ -264,7 +264,7 @@ class Node:
         state = _run_blocking(self._read_state)
         relation = find_relation(state, parsed.schema or "public", parsed.name)
         version = None
-        if at is not None and relation.source is not None:
+        if at is not None and relation.whose is not None:
             raise NotInPrerequisiteState(
                 f'table "{relation.qualified_name}" has the rows of several sources, whose LSNs are those of several publishers',
                 hint="pubsub snapshot has the version that shows an LSN of one subscription's source.",

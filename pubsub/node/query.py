@@ -209,7 +209,7 @@ def find_relation(state: State, schema: str, name: str, target: str | None = Non
     found = [
         relation
         for relation in state.relations
-        if (relation.schema, relation.name) == (schema, name) and target in (None, targets.get(relation.subid))
+        if relation.place == (schema, name) and target in (None, targets.get(relation.subid))
     ]
     if not found:
         raise UndefinedTable(f'relation "{schema}.{name}" does not exist')

@@ -57,10 +57,10 @@ def columns_of(option: str, text: str) -> dict[Pattern, tuple[str, ...]]:
         names = []
         for item in _split(inside):
             if len(item) != 1 or item[0].kind not in (Kind.WORD, Kind.NAME):
-                raise _invalid(option, text, "In the parentheses are names of columns, separated by commas.")
+                raise invalid(option, text, "In the parentheses are names of columns, separated by commas.")
             names.append(item[0].value)
         if len(set(names)) < len(names):
-            raise _invalid(option, text, "A column is named twice.")
+            raise invalid(option, text, "A column is named twice.")
         _add(found, pattern, tuple(names), option, text)
     return found
 
@@ -100,14 +100,14 @@ def properties_of(text: str) -> dict[Pattern, Mapping[str, str]]:
     for pattern, inside in _elements(option, text):
         properties: dict[str, str] = {}
         for item in _split(inside):
-            place = next((number for number, token in enumerate(item) if _is(token, "=")), 0)
+            place = next((number for number, token in enumerate(item) if is_sign(token, "=")), 0)
             name, value = item[:place], item[place + 1 :]
             if not name or not value or any(token.kind is Kind.STRING for token in name):
-                raise _invalid(option, text, "In the parentheses are properties as name = value, separated by commas.")
+                raise invalid(option, text, "In the parentheses are properties as name = value, separated by commas.")
             key = _source(name, text)
             _require_known(key)
             if key in properties:
-                raise _invalid(option, text, "A property is named twice.")
+                raise invalid(option, text, "A property is named twice.")
             properties[key] = _source(value, text)
         _add(found, pattern, properties, option, text)
     return found
@@ -153,12 +153,12 @@ def _by_column(
         for item in _split(inside):
             value = read(item)
             if value is None:
-                raise _invalid(option, text, detail)
+                raise invalid(option, text, detail)
             if item[0].value in said:
-                raise _invalid(option, text, "A column is named twice.")
+                raise invalid(option, text, "A column is named twice.")
             said[item[0].value] = value
         if different and len(set(said.values())) < len(said):
-            raise _invalid(option, text, "Two columns have one name.")
+            raise invalid(option, text, "Two columns have one name.")
         _add(found, pattern, said, option, text)
     return found
 
@@ -173,13 +173,13 @@ def registers_of(text: str) -> dict[Pattern, tuple[str, ...]]:
     def name(tokens: list[Token], most: int) -> tuple[str, ...]:
         parts = tokens[::2]
         named = all(token.kind in (Kind.WORD, Kind.NAME) and token.value for token in parts)
-        dotted = all(_is(token, ".") for token in tokens[1::2])
+        dotted = all(is_sign(token, ".") for token in tokens[1::2])
         if not (named and dotted and len(tokens) % 2 and len(parts) <= most):
-            raise _invalid("register", text, _NAMES)
+            raise invalid("register", text, _NAMES)
         return tuple(token.value for token in parts)
 
     tokens = tokenize(text)
-    if not any(_is(token, "(") for token in tokens):
+    if not any(is_sign(token, "(") for token in tokens):
         return {(None, None): name(tokens, 2)} if tokens else {}
     found: dict[Pattern, tuple[str, ...]] = {}
     for pattern, inside in _elements("register", text):
@@ -194,7 +194,7 @@ def _words_of(option: str, text: str, words: Mapping[str, V], detail: str) -> di
         known = len(tokens) == 1 and tokens[0].kind in (Kind.WORD, Kind.NAME)
         found = words.get(tokens[0].value) if known else None
         if found is None:
-            raise _invalid(option, text, detail)
+            raise invalid(option, text, detail)
         return found
 
     tokens = tokenize(text)
@@ -211,7 +211,7 @@ def patterns_of(option: str, text: str) -> tuple[Pattern, ...]:
     tokens = tokenize(text)
     found = tuple(_pattern(item, option, text, _PATTERNS) for item in _split(tokens)) if tokens else ()
     if len(set(found)) < len(found):
-        raise _invalid(option, text, "A table is named twice.")
+        raise invalid(option, text, "A table is named twice.")
     return found
 
 
@@ -239,28 +239,34 @@ def _require_known(name: str) -> None:
         )
 
 
-def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
-    """Yield each element's pattern and the tokens in its parentheses."""
+def divided(option: str, text: str, form: str) -> Iterator[tuple[list[Token], list[Token]]]:
+    """Yield the tokens of each element before and in its parentheses; `form` says how an option looks that is refused."""
     tokens = tokenize(text)
     place = 0
     while place < len(tokens):
-        opened = next((n for n in range(place, len(tokens)) if _is(tokens[n], "(")), None)
+        opened = next((n for n in range(place, len(tokens)) if is_sign(tokens[n], "(")), None)
         closed = None if opened is None else _closing(tokens, opened)
         if opened is None or closed is None or closed == opened + 1:
-            raise _invalid(option, text, _FORM)
-        yield _pattern(tokens[place:opened], option, text), tokens[opened + 1 : closed]
+            raise invalid(option, text, form)
+        yield tokens[place:opened], tokens[opened + 1 : closed]
         place = closed + 1
         if place < len(tokens):
-            if not _is(tokens[place], ",") or place + 1 == len(tokens):
-                raise _invalid(option, text, _FORM)
+            if not is_sign(tokens[place], ",") or place + 1 == len(tokens):
+                raise invalid(option, text, form)
             place += 1
+
+
+def _elements(option: str, text: str) -> Iterator[tuple[Pattern, list[Token]]]:
+    """Yield each element's pattern and the tokens in its parentheses."""
+    for named, inside in divided(option, text, _FORM):
+        yield _pattern(named, option, text), inside
 
 
 def _closing(tokens: Sequence[Token], opened: int) -> int | None:
     """Return the place of the parenthesis that closes the one at `opened`; None if there is none."""
     depth = 0
     for place in range(opened, len(tokens)):
-        depth += _is(tokens[place], "(") - _is(tokens[place], ")")
+        depth += is_sign(tokens[place], "(") - is_sign(tokens[place], ")")
         if not depth:
             return place
     return None
@@ -282,13 +288,13 @@ def _pattern(tokens: list[Token], option: str, text: str, form: str = _FORM) -> 
             return tokens[0].value, tokens[2].value
         case ["n", ".", "*"] if len(tokens) == 3:
             return tokens[0].value, None
-    raise _invalid(option, text, form)
+    raise invalid(option, text, form)
 
 
 def _split(tokens: list[Token]) -> Iterator[list[Token]]:
     item: list[Token] = []
     for token in tokens:
-        if _is(token, ","):
+        if is_sign(token, ","):
             yield item
             item = []
         else:
@@ -303,15 +309,17 @@ def _source(tokens: list[Token], text: str) -> str:
     return text[tokens[0].start : tokens[-1].end]
 
 
-def _is(token: Token, sign: str) -> bool:
+def is_sign(token: Token, sign: str) -> bool:
+    """Return whether the token is this operator."""
     return token.kind is Kind.OPERATOR and token.value == sign
 
 
 def _add(found: dict[Pattern, V], pattern: Pattern, value: V, option: str, text: str) -> None:
     if pattern in found:
-        raise _invalid(option, text, "A table is named twice.")
+        raise invalid(option, text, "A table is named twice.")
     found[pattern] = value
 
 
-def _invalid(option: str, text: str, detail: str) -> PubsubError:
+def invalid(option: str, text: str, detail: str) -> PubsubError:
+    """Return the error for an option whose text says nothing that is known."""
     return PubsubError(f'invalid value for parameter "{option}": "{text}"', sqlstate="22023", detail=detail)

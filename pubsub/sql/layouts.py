@@ -56,7 +56,7 @@ from pubsub.sql.layout_rules import (
 )
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.row_conditions import RowCondition
-from pubsub.sql.source import Source
+from pubsub.sql.sharing import Sharing
 
 V = TypeVar("V")
 
@@ -133,8 +133,8 @@ class Layouts:
     """The text of rename."""
     filtering: str = ""
     """The text of where."""
-    source: Source | None = None
-    """Whose rows the tables get, beside those of other subscriptions."""
+    sharing: Sharing = field(default_factory=Sharing)
+    """Whose rows the tables get, beside those of others."""
 
     @classmethod
     def parse(
@@ -151,7 +151,7 @@ class Layouts:
         truncate: str = "",
         register: str = "",
         rename: str = "",
-        source: Source | None = None,
+        sharing: Sharing | None = None,
         where: str = "",
     ) -> Layouts:
         """Parse the options' texts; '' says nothing.  Raises PubsubError (22023), UndefinedObject for a property, SqlSyntaxError."""
@@ -172,7 +172,7 @@ class Layouts:
             (columns, exclude, mask),
             rename,
             where,
-            source,
+            sharing or Sharing(),
         )
 
     @property
@@ -272,6 +272,25 @@ class Layouts:
                 hint="Name it in one of mode and metadata.",
             )
         return tuple((kind, found[kind]) for kind in METADATA if kind in found)
+
+    def refuse_unfit_for_sources(self, schema: str, table: str) -> None:
+        """Raise PubsubError (0A000) for a table of several sources that would be something else than a mirror, or lie in another way.
+
+        For the option source they are refused when they are given (pubsub.sql.options).
+        """
+        layout = self.of(schema, table)
+        given = {
+            f"mode = {layout.mode}": layout.mode != "mirror",
+            "partition_by": bool(layout.partition_by),
+            "cluster_by": bool(layout.cluster_by),
+            "register": self.registered_as(schema, table) is not None,
+        }
+        for option in (name for name, wanted in given.items() if wanted):
+            raise FeatureNotSupported(
+                f'table "{schema}.{table}" cannot be gathered and have {option}',
+                detail="Its Delta table has the rows of others, too.",
+                hint=f"Leave it out of one of the options gather and {option.partition(' ')[0]}.",
+            )
 
     def registered_as(self, schema: str, table: str) -> TableName | None:
         """Return a table's name in a catalog; None if it is to have none."""

@@ -32,7 +32,8 @@ from pubsub.sql.layout_rules import (
     truncate_of,
 )
 from pubsub.sql.layouts import Layouts
-from pubsub.sql.source import DEFAULT_COLUMN, Source, checked_column, checked_source
+from pubsub.sql.sharing import Sharing, gathered
+from pubsub.sql.source import DEFAULT_COLUMN, checked_column, checked_source
 from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
@@ -76,7 +77,8 @@ class SubscriptionOptions:
     `wal_receiver_timeout`; None: the setting's.  `types` is the text that TypeChoices parses; `mode`, `deletes`, `truncate`,
     `metadata`, `columns`, `exclude`, `mask`, `rename`, `where`, `partition_by`, `cluster_by`, `table_properties` and `register` are
     those that Layouts parses, and `copy_first` names tables as they do.  `source`: what its rows have in the column `source_column` of
-    Delta tables that other subscriptions write, too; None: its tables are its own.  `stop_lsn` is the last LSN to apply, inclusive;
+    Delta tables that other subscriptions write, too; None: its tables are its own.  `gather` is the text that says which of its own
+    tables are in one Delta table (pubsub.sql.sharing).  `stop_lsn` is the last LSN to apply, inclusive;
     None for no end.  `wal_archive` is a directory of the publisher's WAL segments, or RESTORE_COMMAND; None: there is none.
     `continues_at`, a state: where the slot of the last accepted other system begins, behind everything of the former one.
     `resynced_at`, a state, too: when every table was copied anew because the slot was lost, in seconds since 1970, within the
@@ -108,6 +110,7 @@ class SubscriptionOptions:
     target: str | None = None
     source: str | None = None
     source_column: str = DEFAULT_COLUMN
+    gather: str = ""
     types: str = ""
     on_table_error: OnTableError = "stop"
     schema_changes: SchemaChanges = "follow"
@@ -153,9 +156,14 @@ class SubscriptionOptions:
             self.truncate,
             self.register,
             self.rename,
-            None if self.source is None else Source(self.source_column, self.source),
+            self.sharing,
             self.where,
         )
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which Delta tables are shared with others."""
+        return Sharing(self.source_column, self.source, gathered(self.gather))
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
         """Return these options, replaced by those that `changes` specifies: ALTER SUBSCRIPTION … SET."""
@@ -206,10 +214,10 @@ STORED_OPTIONS: Final = (
     "comments",
 )
 CREATE_OPTIONS: Final = (
-    *("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", "source", "source_column"),
+    *("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", "source", "source_column", "gather"),
     *STORED_OPTIONS,
 )
-#: By the form of ALTER SUBSCRIPTION.  `target`, `source` and its column are decided at CREATE: tables do not move.
+#: By the form of ALTER SUBSCRIPTION.  `target`, `source`, its column and `gather` are decided at CREATE: tables do not move.
 SET_OPTIONS: Final = (*STORED_OPTIONS, "create_tables")
 SET_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
 #: `copy_data` is accepted without effect, as in PostgreSQL: no table is added.
@@ -234,8 +242,8 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
     found = SubscriptionOptions(**given, specified=frozenset(given))
     refuse_new_tables_in_two_phase(found)
     refuse_unfollowed_choice(found)
-    if "source_column" in given and found.source is None:
-        raise PubsubError("source_column requires a source", sqlstate="42601")
+    if "source_column" in given and not found.sharing:
+        raise PubsubError("source_column requires a source, or gather", sqlstate="42601")
     refuse_unfit_source(found)
     if not found.connect:
         for name in ("enabled", "create_slot", "copy_data"):
@@ -271,9 +279,16 @@ def refuse_unfollowed_choice(options: SubscriptionOptions) -> None:
 
 
 def refuse_unfit_source(options: SubscriptionOptions) -> None:
-    """Refuse a source with options that would change the rows of other sources, or name them twice."""
+    """Refuse a source with options that would change the rows of other sources, or name them twice.
+
+    What gather excludes for some tables is refused by table (launcher/published_tables.py).
+    """
+    if options.gather and options.dropped_columns == "drop":
+        raise _exclusive("gather = …", "dropped_columns = drop")
     if options.source is None:
         return
+    if options.gather:
+        raise _exclusive("source = …", "gather = …")
     if options.dropped_columns == "drop":
         raise _exclusive("source = …", "dropped_columns = drop")
     for name in ("partition_by", "cluster_by", "register"):
@@ -518,6 +533,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "target": _target,
     "source": _source,
     "source_column": _source_column,
+    "gather": _kept(gathered),
     "types": _kept(TypeChoices.parse),
     "copy_first": _kept_named(patterns_of),
     "partition_by": _kept_named(columns_of),

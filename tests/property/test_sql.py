@@ -64,6 +64,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "origin": st.sampled_from(["any", "none"]),
     "target": st.text(characters, min_size=1, max_size=10),
     "source": st.sampled_from(["tenant_7", "none", "it's \u00fc", "a\\b"]),
+    "gather": st.sampled_from(["", "tenant_*.* (tenants)", 'public.o_*_1 (public.o), "A".b (c."D")']),
     "source_column": st.sampled_from(["_pubsub_source", "tenant", "T"]),
     "copy_first": st.sampled_from(["", 's."T t", public.*', "*"]),
     "partition_by": st.sampled_from(["", "public.t (a)", 's.* (a, "B b"), * (c)']),

@@ -35,7 +35,7 @@ class Publication:
 
         One of several sources is not: rows of two may have the same key.
         """
-        if relation.source is not None:
+        if relation.whose is not None:
             return False
         for schema, name, columns in self.tables:
             if (schema, name) == (relation.schema, relation.name):
@@ -174,7 +174,7 @@ def _table(words: _Words, state: State) -> tuple[str, str, tuple[str, ...] | Non
         schema, name = name, words.name()
     words.take("*")
     relation = find_relation(state, schema, name)
-    if relation.source is not None:
+    if relation.whose is not None:
         raise FeatureNotSupported(
             f'cannot add relation "{name}" to publication: its Delta table has the rows of several sources'
         )

@@ -107,12 +107,20 @@ def oids(state: State) -> dict[tuple[int, int], int]:
 
 
 def tables(state: State) -> list[Table]:
-    """Return the replicated tables."""
+    """Return the replicated tables; of the sources of a Delta table the first, with the rows of all."""
     numbers = oids(state)
-    counted = {(one.subid, one.relid): one.rows for one in state.rows}
+    rows = {(one.subid, one.relid): one.rows or 0 for one in state.rows}
+    counted = Counter[str]()
+    for one in state.relations:
+        counted[one.path] += rows.get((one.subid, one.relid), 0)
+    seen: set[str] = set()
     names = {one.oid: one.name for one in state.subscriptions}
     found = []
     for one in state.relations:
+        if one.whose is not None:
+            if one.path in seen:
+                continue
+            seen.add(one.path)
         definition: dict[str, Any] = json.loads(one.definition or "{}")
         typed = one.column_types
         columns = definition.get("columns") or list(typed)
@@ -127,9 +135,8 @@ def tables(state: State) -> list[Table]:
         found.append(
             Table(
                 numbers[one.subid, one.relid],
-                one.schema,
-                one.name,
-                counted.get((one.subid, one.relid)) or 0,
+                *one.place,
+                counted[one.path],
                 attributes,
                 tuple(columns.index(name) + 1 for name in key if name in columns),
                 one.path,

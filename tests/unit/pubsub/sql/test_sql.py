@@ -398,9 +398,11 @@ def test_a_source_is_given_when_the_subscription_is_created() -> None:
     """With a column of its own name, and not with options that would concern other sources' rows."""
     found = options_of("source = 'tenant 7'")
     assert (found.source, found.source_column) == ("tenant 7", "_pubsub_source")
-    assert found.layouts.source == Source("_pubsub_source", "tenant 7")
-    assert options_of("source = a, source_column = tenant").layouts.source == Source("tenant", "a")
-    assert options_of("binary").layouts.source is None
+    assert found.layouts.sharing.source_of("s", "t") == Source("_pubsub_source", "tenant 7")
+    assert options_of("source = a, source_column = tenant").sharing.source_of("s", "t") == Source("tenant", "a")
+    assert options_of("binary").layouts.sharing.source_of("s", "t") is None
+    gathered = options_of("gather = 't_*.* (all)', source_column = tenant")
+    assert gathered.sharing.source_of("t_1", "o") == Source("tenant", "t_1")
     for text, message in (
         ("source = ''", "invalid value for parameter"),
         (f"source = '{'x' * 201}'", "invalid value for parameter"),
@@ -409,6 +411,9 @@ def test_a_source_is_given_when_the_subscription_is_created() -> None:
         ("source = a, source_column = 'a b'", "invalid value for parameter"),
         ("source_column = tenant", "source_column requires a source"),
         ("source = a, mode = 'public.t (history)'", "mutually exclusive"),
+        ("source = a, gather = 'a.* (b)'", "mutually exclusive"),
+        ("gather = 'a.* (b)', dropped_columns = drop", "mutually exclusive"),
+        ("gather = 'a'", "invalid value for parameter"),
         ("source = a, dropped_columns = drop", "mutually exclusive"),
         ("source = a, register = lake", "mutually exclusive"),
         ("source = a, cluster_by = 'public.t (a)'", "mutually exclusive"),
