@@ -107,7 +107,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
         yield (
             sequence.subid, sequence.relid, sequence.state.value,
             _lsn(sequence.lsn) if sequence.state is RelState.READY else None, _sequence_name(sequence), 0, None,
-            sequence.path, None, None, None, False, None, None, None, None, None, None, None, None, None, None, None, None, None,
+            sequence.path, None, None, None, False, *[None] * 14,
         )  # fmt: skip
 
 

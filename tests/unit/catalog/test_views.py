@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from catalog.records import NewRelation, NewSubscription
+from catalog.records import NewRelation, NewSubscription, SubscriptionSequence
+from catalog.states import RelState
 from catalog.store import Catalog
 from catalog.system_views import VIEWS
 from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError, UndefinedTable
@@ -89,6 +90,22 @@ async def test_postgresql_s_columns_come_first(catalog: Catalog, view: str, firs
     assert list(result.columns[: len(names)]) == names
     assert all(len(row) == len(result.columns) for row in result.rows)
     assert (len(result.rows) > 0) == (view != "pg_prepared_xacts")
+
+
+async def test_sequences_have_as_many_columns(catalog: Catalog) -> None:
+    """Their rows are made apart from those of the tables."""
+    state = await catalog.state()
+    sequence = SubscriptionSequence(
+        state.subscriptions[0].oid, 7, "public", "q", RelState.READY, 0, False, "/w/q", "{}", 1, True, Lsn(1)
+    )
+    found = replace(state, sequences=(sequence,))
+    assert {name: {len(row) for row in view.rows(found)} - {len(view.columns)} for name, view in VIEWS.items()} == {
+        name: set() for name in VIEWS
+    }
+    selected = await select_and_reset(
+        found, "SELECT relation, srsubstate FROM pg_subscription_rel", catalog.reset_statistics
+    )
+    assert ("public.q", "r") in selected.rows
 
 
 def test_every_view_is_tested() -> None:
