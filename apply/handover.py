@@ -1,8 +1,8 @@
 """Hand a table over from its sync worker to apply: states w and c, which live in memory alone.
 
     sync worker                         apply worker
-    copy done, at LSN X ── w ─────────►  answers with C = max(X, end of the last transaction it has decided
-                         ◄──────── c ──  not to apply to the table); applies what commits after C
+    copy done, at LSN X ── w ─────────►  answers with C = max(X, the origin, end of the last transaction it
+                         ◄──────── c ──  has decided not to apply to the table); applies what commits after C
     applies up to C exactly
     stores s at C ───────── s ─────────► writes its own batches of the table from now on
 

@@ -124,6 +124,7 @@ class ApplyWorker:
         self._filled = False
         # This worker has requested two-phase commit, which `_subscription`, read earlier, does not show yet.
         self._enabling = False
+        self._origin = INVALID_LSN
 
     async def run(self) -> None:
         """Run until drained or at `stop_lsn`.  Raises PubsubError; StartAgain if only its decisions are stale.
@@ -246,6 +247,7 @@ class ApplyWorker:
                 timeline=start.identity.timeline,
             )
         self.streaming = True
+        self._origin = start.origin
         if enable:
             self._enabling = True
             logger.info("two-phase commit is enabled", subscription=subscription.name)
@@ -431,7 +433,8 @@ class ApplyWorker:
     def answer(self, relid: int, at: Lsn) -> Lsn:
         """See handover.Applying."""
         assert self._pipeline is not None
-        return self._tables.relations.promise(relid, at, self._pipeline.dispatcher.decided)
+        # The stream may begin before the origin, of which nothing is applied again (streams_from).
+        return self._tables.relations.promise(relid, at, max(self._pipeline.dispatcher.decided, self._origin))
 
     def start_again(self) -> None:
         """See handover.Applying."""

@@ -31,6 +31,12 @@ def test_a_few_lives_under_a_virtual_clock() -> None:
 
 
 @pytest.mark.full
+def test_a_life_that_lost_a_row() -> None:
+    """A table was promised a place within the last commit before the origin, which neither worker was sent again."""
+    _search("tests.simulation", "--seed", "359")
+
+
+@pytest.mark.full
 def test_a_thousand_lives_under_a_virtual_clock() -> None:
     _search("tests.simulation", "--seeds", "1000", "--jobs", "2")
 
