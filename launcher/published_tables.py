@@ -149,7 +149,7 @@ async def plan(
     first that cannot be replicated or read, or whose Delta table may not be used.
     """
     from apply.schema_changes.column_choice import choose
-    from apply.schema_changes.table_definition import target_table
+    from apply.schema_changes.table_definition import planned_table
 
     plans = []
     layouts = layouts or Layouts()
@@ -166,18 +166,10 @@ async def plan(
             )
             continue
         name = definition.schema, definition.name
-        source = layouts.sharing.source_of(*name)
-        if source is not None:
-            layouts.refuse_unfit_for_sources(*name)
         path = table_path(session.settings.warehouse_uri, target, *layouts.sharing.place_of(*name))
         choice = choose(layouts, definition, table.attnames, None)
-        mode = layouts.mode_of(*name)
-        deletes = layouts.deletes_of(*name)
-        metadata = layouts.metadata_of(*name)
-        truncate = layouts.truncate_of(*name)
-        planned = target_table(
-            definition, table.attnames, path, choices, choice, mode, deletes, metadata, truncate, source
-        )
+        source = layouts.sharing.source_of(*name)
+        planned = planned_table(definition, table.attnames, path, choices, choice, layouts, source)
         _refuse_unfit_source(planned, copy_data)
         plans.append(Plan(table, definition, planned, choice))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))

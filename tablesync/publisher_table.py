@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from apply.schema_changes.attributes import Attributes, stored
 from apply.schema_changes.column_choice import Choice, choose
 from apply.schema_changes.kept_rows import published_filter
-from apply.schema_changes.table_definition import target_table
+from apply.schema_changes.table_definition import planned_table
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel
 from pubsub.delta.table import TargetTable
@@ -136,27 +136,10 @@ class PublisherTable:
             definition = await definitions.table_definition(connection, relation.relid)
             choices = TypeChoices.parse(self._subscription.options.types)
             layouts = self._subscription.options.layouts
-            source = None
-            if relation.whose is not None:
-                source = Source(self._subscription.options.source_column, relation.whose)
-                layouts.refuse_unfit_for_sources(definition.schema, definition.name)
+            whose = relation.whose
+            source = None if whose is None else Source(layouts.sharing.column, whose)
             choice = choose(layouts, definition, found.attnames, relation.definition)
-            mode = layouts.mode_of(definition.schema, definition.name)
-            deletes = layouts.deletes_of(definition.schema, definition.name)
-            metadata = layouts.metadata_of(definition.schema, definition.name)
-            truncate = layouts.truncate_of(definition.schema, definition.name)
-            target = target_table(
-                definition,
-                found.attnames,
-                relation.path,
-                choices,
-                choice,
-                mode,
-                deletes,
-                metadata,
-                truncate,
-                source,
-            )
+            target = planned_table(definition, found.attnames, relation.path, choices, choice, layouts, source)
             target = with_mask_key(target, stored(relation.definition))
             found = replace(found, row_filter=published_filter(found.row_filter, choice.where, definition))
             return Seen(found, definition, target, choice)

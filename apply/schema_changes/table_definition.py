@@ -24,6 +24,7 @@ from pubsub.protocol.type_contract import RULES
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
 from pubsub.sql.layout_rules import Deletes, Mode, Truncate
+from pubsub.sql.layouts import Layouts
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.source import Source
 from pubsub.sql.typechoices import TypeChoices
@@ -31,6 +32,33 @@ from pubsub.sql.typechoices import TypeChoices
 #: Types whose text is not the value's alone, but also what the catalog, or a setting, has when it is written: names of objects
 #: (reg…), of roles (aclitem), and money.
 _NOT_HASHED: Final = frozenset({rule.oid for rule in RULES if rule.binary == "refused"} | {1033})
+
+
+def planned_table(
+    definition: TableDefinition,
+    published: Sequence[str] | None,
+    path: str,
+    choices: TypeChoices | None,
+    choice: Choice,
+    layouts: Layouts,
+    source: Source | None,
+) -> TargetTable:
+    """Return the Delta table for `definition` as the subscription's options want it.  Raises as `target_table` and Layouts do."""
+    name = definition.schema, definition.name
+    if source is not None:
+        layouts.refuse_unfit_for_sources(*name)
+    return target_table(
+        definition,
+        published,
+        path,
+        choices,
+        choice,
+        layouts.mode_of(*name),
+        layouts.deletes_of(*name),
+        layouts.metadata_of(*name),
+        layouts.truncate_of(*name),
+        source,
+    )
 
 
 def target_table(

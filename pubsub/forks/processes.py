@@ -67,7 +67,7 @@ class Processes:
         number = next(self._numbers)
         process = self._processes[number] = Process(number, channel)
         channel.send(fork_server.FORK, fork_server.CONTENTS.pack(number, which), files)
-        # One that nobody waits for any more ends as the other ends of its files do.
+        # If this is cancelled, the process ends with the other ends of its files.
         await asyncio.shield(process.started)
         return process
 
@@ -114,7 +114,7 @@ class Processes:
             self._processes.pop(number).end(said)
 
     def _gone(self) -> None:
-        """Kill what was forked, which nobody looks after any more."""
+        """Kill what was forked: what told of its end is gone."""
         self._channel = None
         processes, self._processes = self._processes, {}
         for process in processes.values():

@@ -1,4 +1,4 @@
-"""A program to be forked: it says that it runs, and ends when it is told how, or when nobody can."""
+"""A program to be forked: it says that it runs, and ends as it is told to, or with its socket."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def test_all_end_with_the_server(processes: Processes) -> None:
 
 
 async def test_a_start_that_is_given_up(processes: Processes) -> None:
-    """Its process ends with the socket that nobody has."""
+    """Its process ends with its socket."""
     (await _start(processes))[1].close()
     starting = asyncio.create_task(_start(processes))
     await asyncio.sleep(0)
