@@ -1,1 +1,1 @@
-"""How a suite is run: its failures once more and alone, and what each file took of the processors."""
+"""How a suite is run: side by side, its failures once more and alone, and what each file took of the processors."""

@@ -78,7 +78,8 @@ def _passes_alone(test: str, first: str) -> bool:
 
 
 def _pytest(arguments: list[str], directory: Path) -> int:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.running.failures", *arguments]
+    plugins = ("-p", "tests.running.failures", "-p", "tests.running.scheduling")
+    command = [sys.executable, "-m", "pytest", *plugins, *arguments]
     return subprocess.run(command, env=Run.environment(directory), check=False).returncode
 
 

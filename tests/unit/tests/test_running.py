@@ -96,6 +96,32 @@ def test_green_and_broken_runs_keep_their_code(tmp_path: Path) -> None:
     assert _run(tmp_path)[0] == 2
 
 
+_DEADLY = """
+import os
+from pathlib import Path
+
+def test_of_which_the_process_dies_once():
+    before = Path(__file__).with_name("died before")
+    if not before.exists():
+        before.touch()
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_run_goes_on_after_the_death_of_its_process(tmp_path: Path, after: int) -> None:
+    """Files that had ended are not begun again, and the test that it died of is run alone."""
+    for number in range(4):
+        (tmp_path / f"test_{number}.py").write_text("def test_passes(): pass")
+    (tmp_path / "test_it.py").write_text(_DEADLY + "".join(f"def test_{n}(): pass\n" for n in range(after)))
+    files = [f"test_{number}.py" for number in range(4)]
+    code, output = _run(tmp_path, "-p", "xdist", "-n", "1", "--dist", "loadfile", *files)
+    assert code == 0, output
+    assert output.count("node down") == 1
+    assert "unsteady, both outputs in build/unsteady:\n    test_it.py::test_of_which_the_process_dies_once\n" in output
+    assert output.splitlines()[-1] == f"{5 + after} passed, 0 failed, 0 skipped"
+
+
 def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("".join(f"def test_{n}(): assert False\n" for n in range(11)))
     code, output = _run(tmp_path)
