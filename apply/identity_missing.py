@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from catalog.beside import oid_of
 from catalog.records import Subscription
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 
@@ -30,14 +31,14 @@ async def explain(error: PubsubError, subscription: Subscription) -> None:
     from pubsub.publisher.connection import Connection
     from pubsub.publisher.replica_identities import unfit_identities
 
-    relid = error.relid
+    oid = oid_of(error.relid)
     with suppress(PubsubError, TimeoutError):
         async with (
             asyncio.timeout(_PATIENCE),
             await Connection.connect(subscription.conninfo, application_name=subscription.name) as connection,
         ):
-            published = await publication.published_tables(connection, subscription.publications, relid)
-            definition = await definitions.table_definition(connection, relid)
+            published = await publication.published_tables(connection, subscription.publications, oid)
+            definition = await definitions.table_definition(connection, oid)
             attnames = published[0].attnames if published else None
             found = (await unfit_identities(connection, [(definition, attnames)]))[definition.oid]
             if found:

@@ -45,8 +45,8 @@ class RelationEntry:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and name in the catalog."""
-        return self.relation.schema, self.relation.name
+        """Schema and name of the published table, as the catalog has them."""
+        return self.relation.schema, self.relation.published_name
 
     def continues_as(self, now: SubscriptionRel) -> bool:
         """Tell whether a table that apply writes is, as the catalog now has it, the same copy and past its hand-over."""

@@ -29,7 +29,10 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 
 class RelationMap:
-    """The tables of one subscription.  `entries` by oid, `by_name` by schema and name; both may change at any wait.
+    """The tables of one subscription.  `entries` by relid; they may change at any wait.
+
+    `named`: all of a published table, by its schema and name: the mirror, and what stands beside it (catalog.beside).  `by_oid`,
+    `by_name`: one of these, by which its name is followed: the mirror, if changes are applied to it.
 
     `unread`: the tables answered with C since the catalog was read: their copy, generation and definition are newer than ours.
     `stop_alone` is called for a table that cannot be taken over from its sync worker.
@@ -39,6 +42,8 @@ class RelationMap:
         self, catalog: Catalog, node_id: str, subid: int, handover: Handover, ready: ReadyTables, stop_alone: StopAlone
     ) -> None:
         self.entries: dict[int, RelationEntry] = {}
+        self.named: dict[tuple[str, str], list[RelationEntry]] = {}
+        self.by_oid: dict[int, RelationEntry] = {}
         self.by_name: dict[tuple[str, str], RelationEntry] = {}
         self.unread: set[int] = set()
         self._catalog = catalog
@@ -64,7 +69,13 @@ class RelationMap:
         for relation in relations.values():
             entry = self._entry_of(relation, answered)
             await self._update(entry, relation)
-        self.by_name = {entry.name: entry for entry in self.entries.values()}
+        self.named = {}
+        for entry in self.entries.values():
+            self.named.setdefault(entry.name, []).append(entry)
+        # The last one counts.
+        followed = sorted(self.entries.values(), key=lambda entry: (entry.after is not None, -entry.relation.relid))
+        self.by_oid = {entry.relation.oid: entry for entry in followed}
+        self.by_name = {entry.name: entry for entry in followed}
         self.unread -= answered
 
     def _entry_of(self, relation: SubscriptionRel, answered: set[int]) -> RelationEntry:

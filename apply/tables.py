@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -27,7 +27,7 @@ from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Follower, UntilCommitted
 from apply.schema_changes.refresh import ColumnRefresh
 from apply.schema_changes.table_renames import Renames, refuse_renamed, use_our_names, use_our_names_of_unnamed
-from apply.staging.destination import Destination
+from apply.staging.destination import Destination, Destinations
 from apply.worker_statistics import PATIENCE
 from catalog.records import LastCommit, Subscription, Warned
 from catalog.states import RelState
@@ -39,6 +39,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
+from pubsub.sql.layout_rules import Mode
 
 logger = structlog.get_logger()
 
@@ -94,9 +95,7 @@ class ApplyTables:
 
     # interfaces.Tables
 
-    async def adapt_tables(
-        self, batch: Batch, until_committed: UntilCommitted | None
-    ) -> Mapping[tuple[str, str], Destination]:
+    async def adapt_tables(self, batch: Batch, until_committed: UntilCommitted | None) -> Destinations:
         """See interfaces.Tables.  Leaves out tables whose copy is under way, and those not in the subscription.
 
         A table may leave while any of the steps waits.  The last one does not wait, so what it returns is still there.
@@ -109,7 +108,7 @@ class ApplyTables:
         while True:
             entries = await self._entries_with_columns(batch)
             try:
-                await self._follow_schema_changes(batch, entries.values(), until_committed)
+                await self._follow_schema_changes(batch, entries, until_committed)
             except _Synchronized:
                 await self.relations.load()
                 continue
@@ -146,43 +145,42 @@ class ApplyTables:
                 self._looked_at, self._absent = counter, _names(batch) - self.relations.by_name.keys()
             named = {r.oid: (r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
             here = self.relations
-            if unknown := {at for oid, at in named.items() if oid not in here.entries and at not in here.by_name}:
+            if unknown := {at for oid, at in named.items() if oid not in here.by_oid and at not in here.by_name}:
                 self._on_unknown_tables(unknown)
 
     async def _follow_renames(self, batch: Batch, until_committed: UntilCommitted | None) -> None:
         """Rename tables that the publisher renamed, and use our names in the batch; or refuse the batch."""
         if self._renames is None:
-            refuse_renamed(batch, self.relations.entries, self.relations.by_name.keys())
-            use_our_names_of_unnamed(batch, self.relations.entries)
+            refuse_renamed(batch, self.relations.by_oid, self.relations.by_name.keys())
+            use_our_names_of_unnamed(batch, self.relations.by_oid)
             return
-        if await self._renames.follow(batch, self.relations.entries, self.relations.by_name, until_committed):
+        if await self._renames.follow(batch, self.relations, until_committed):
             await self.relations.load()
-        use_our_names(batch, self.relations.entries)
+        use_our_names(batch, self.relations.by_oid)
 
-    async def _entries_with_columns(self, batch: Batch) -> dict[tuple[str, str], RelationEntry]:
+    async def _entries_with_columns(self, batch: Batch) -> list[RelationEntry]:
         """Return the tables that get changes of the batch, with their columns; wait for sync workers where necessary."""
-        found: dict[tuple[str, str], RelationEntry] = {}
-        for name in _names(batch):
-            entry = self.relations.by_name.get(name)
-            if entry is None or entry.after is None:
+        found: list[RelationEntry] = []
+        for entry in [entry for name in _names(batch) for entry in self.relations.named.get(name, ())]:
+            if entry.after is None or not self.relations.is_here(entry):
                 continue
             must_be_known = not entry.synced and (entry.contested or entry.relation.kept_rows is not None)
             if entry.relation.definition is None or must_be_known:
                 # Its Delta table is still to be created, or its rows must be known.
                 await self._until_synced(entry)
                 await self.relations.load()
-                if self.relations.by_name.get(name) is not entry or entry.stopped:
+                if not self.relations.is_here(entry) or entry.stopped:
                     continue
             if entry.columns is None:
                 columns = await self.relations.columns_of(entry)
                 if columns.app_id != entry.app_id:
                     continue  # a new copy has begun meanwhile
                 entry.columns = columns
-            found[name] = entry
+            found.append(entry)
         return found
 
     async def _follow_schema_changes(
-        self, batch: Batch, entries: Iterable[RelationEntry], until_committed: UntilCommitted | None
+        self, batch: Batch, entries: Sequence[RelationEntry], until_committed: UntilCommitted | None
     ) -> None:
         """Alter the tables as the batch's rows require; hand back those that must be copied again (StartAgain).
 
@@ -208,10 +206,14 @@ class ApplyTables:
             await until_settled()
         await self._copy_again(again)
 
-    def _destinations(self, entries: Mapping[tuple[str, str], RelationEntry]) -> Mapping[tuple[str, str], Destination]:
+    def _destinations(self, entries: Sequence[RelationEntry]) -> Destinations:
         """Return where rows of these tables go, without those that have left or get nothing any more."""
-        here = {name: entry.destination(self.types) for name, entry in entries.items() if self.relations.is_here(entry)}
-        return {name: destination for name, destination in here.items() if destination is not None}
+        found: dict[Mode | None, dict[tuple[str, str], Destination]] = {None: {}}
+        for entry in entries:
+            destination = entry.destination(self.types) if self.relations.is_here(entry) else None
+            if destination is not None:
+                found.setdefault(entry.relation.beside, {})[entry.name] = destination
+        return [*found.values()]
 
     async def begin_refresh(self) -> None:
         """Take the first look at the publisher's columns of the tables that REFRESH asks about, unless it was taken."""
@@ -241,7 +243,7 @@ class ApplyTables:
         """See interfaces.Tables."""
         if self._follower is None:
             return True
-        entries = [entry for oid, entry in self.relations.entries.items() if oid in announced]
+        entries = [entry for entry in self.relations.entries.values() if entry.relation.oid in announced]
         return await self._follower.unchanged([e.columns for e in entries if e.columns is not None], announced)
 
     async def _copy_again(self, tables: Sequence[CopyAgain]) -> None:

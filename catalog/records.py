@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict
 
+from catalog import beside
 from catalog.states import RelState
 from pubsub.memory import Memory
+from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.identifiers import decode_path
 from pubsub.sql.layout_rules import Deletes, Mode, Truncate
@@ -209,6 +211,21 @@ class SubscriptionRel:
     known_source: str | None = None
 
     @property
+    def oid(self) -> Oid:
+        """The oid of the published table, which has several relations if Delta tables stand beside its mirror."""
+        return beside.oid_of(self.relid)
+
+    @property
+    def beside(self) -> Mode | None:
+        """In which mode it stands beside the mirror of its table; None: it does not."""
+        return beside.mode_of(self.relid)
+
+    @property
+    def published_name(self) -> str:
+        """The published table's name; `name` has the mode at its end if it stands beside the mirror."""
+        return beside.published_name_of(self.relid, self.name)
+
+    @property
     def copied(self) -> bool:
         """Whether a copy has begun since the table joined; if not, its rows are those of the stream alone."""
         return self.copy_generation > self.joined_generation
@@ -222,7 +239,7 @@ class SubscriptionRel:
     def mode(self) -> Mode | None:
         """What its Delta table has; None if that is not decided yet."""
         if self.definition is None:
-            return None
+            return self.beside
         known = json.loads(self.definition)
         return "history" if "history" in known else known.get("mode", "mirror")
 

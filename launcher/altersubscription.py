@@ -6,13 +6,14 @@ TABLE, SET (two_phase = false), and a REFRESH that removes tables whose sync wor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import assert_never
 
 from apply.publisher_identity import check_system
 from apply.schema_changes.column_choice import asking, of_table_made_anew
+from catalog.beside import relid_of
 from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
@@ -32,6 +33,8 @@ from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified
+from pubsub.sql.layout_rules import name_beside
+from pubsub.sql.layouts import Layouts
 from pubsub.sql.options import (
     SubscriptionOptions,
     TwoPhaseState,
@@ -177,19 +180,19 @@ async def _refresh(
                 subscription.publications,
                 besides=[one for one in present if not one.leaving],
             )
-            have = [quote_qualified(r.schema, r.name) for r in relations]
+            have = [quote_qualified(r.schema, r.published_name) for r in relations]
             await published_tables.warn_of_foreign_rows(
                 session, connection, subscription.name, subscription.publications, besides=have
             )
         if subscription.options.schema_changes == "follow":
             relations = await follow_names(session.catalog, subscription.oid, relations, published)
             await session.catalog.ask_for_columns(subscription.oid)
-        gone, new = _difference(relations, published)
+        gone, new, having = _difference(relations, published, subscription.options.layouts)
         if subscription.options.binary:
             await published_tables.refuse_binary(connection, new)
         changes = await first_connection(subscription, connection)
         target = changes.get("target", subscription.target)
-        plans = await _plan(session, subscription, connection, new, gone, target, copy_data=copy_data)
+        plans = await _plan(session, subscription, connection, new, gone, having, target, copy_data=copy_data)
         new_sequences = await published_sequences.joining(
             session,
             joined,
@@ -231,11 +234,13 @@ async def _plan(
     connection: Connection,
     new: dict[Oid, PublishedTable],
     gone: list[SubscriptionRel],
+    having: set[int],
     target: str,
     *,
     copy_data: bool,
 ) -> list[published_tables.Plan]:
     """Plan the tables that join, without those that the launcher adds meanwhile (new_tables = follow)."""
+    leaving = {relation.relid for relation in gone}
     while True:
         try:
             return await published_tables.plan(
@@ -249,13 +254,13 @@ async def _plan(
                 layouts=subscription.options.layouts,
                 subid=subscription.oid,
                 leaving=gone,
+                having=having,
             )
         except PubsubError:
-            leaving = {relation.relid for relation in gone}
             here = {relation.relid for relation in await session.catalog.relations(subscription.oid)} - leaving
-            if not here & new.keys():
+            if not here - having:
                 raise
-            new = {relid: table for relid, table in new.items() if relid not in here}
+            having |= here
 
 
 async def follow_names(
@@ -267,33 +272,48 @@ async def follow_names(
     """Rename the tables that the publisher has renamed; return all relations with their current names."""
     found = []
     for relation in relations:
-        now = published.get(Oid(relation.relid))
-        if now is not None and (now.schema, now.name) != (relation.schema, relation.name):
-            await catalog.rename_relation(subid, relation.relid, now.schema, now.name)
-            relation = replace(relation, schema=now.schema, name=now.name)
+        now = published.get(relation.oid)
+        if now is not None and (now.schema, now.name) != (relation.schema, relation.published_name):
+            name = name_beside(now.name, relation.beside)
+            await catalog.rename_relation(subid, relation.relid, now.schema, name)
+            relation = replace(relation, schema=now.schema, name=name)
         found.append(relation)
     return found
 
 
 def _difference(
-    relations: list[SubscriptionRel], published: dict[Oid, PublishedTable]
-) -> tuple[list[SubscriptionRel], dict[Oid, PublishedTable]]:
-    """Return the tables that leave and those that join.
+    relations: list[SubscriptionRel], published: dict[Oid, PublishedTable], layouts: Layouts
+) -> tuple[list[SubscriptionRel], dict[Oid, PublishedTable], set[int]]:
+    """Return the tables that leave, those of which something joins, and the relids of what they have that stays.
 
     As in PostgreSQL, a table is identified by its name: a table that was dropped and created again on the publisher
-    stays.  One whose copy is not finished leaves and joins again, because the copy finds the table by its oid.
+    stays.  One whose copy is not finished leaves and joins again, because the copy finds the table by its oid.  What stands beside a
+    mirror leaves when the option mode does not name it any more.
     """
     by_name = {(table.schema, table.name): oid for oid, table in published.items()}
-    kept: set[Oid] = set()
+    kept: set[int] = set()
     gone = []
     for relation in relations:
-        oid = by_name.get((relation.schema, relation.name))
+        name = relation.schema, relation.published_name
+        oid = by_name.get(name)
         copied = relation.state in (RelState.SYNCDONE, RelState.READY)
-        if oid is not None and (oid == relation.relid or copied):
-            kept.add(oid)
+        wanted = relation.beside is None or relation.beside in layouts.besides_of(*name)
+        if oid is not None and wanted and (oid == relation.oid or copied):
+            kept.add(relid_of(oid, relation.beside))
         else:
             gone.append(relation)
-    return gone, {oid: table for oid, table in published.items() if oid not in kept}
+    return gone, _lacking(published, layouts, kept), kept
+
+
+def _lacking(
+    published: Mapping[Oid, PublishedTable], layouts: Layouts, having: Collection[int]
+) -> dict[Oid, PublishedTable]:
+    """Return the tables that are not among the relids `having`, or beside whose mirrors something is missing."""
+    return {
+        oid: table
+        for oid, table in published.items()
+        if any(relid_of(oid, one) not in having for one in (None, *layouts.besides_of(table.schema, table.name)))
+    }
 
 
 async def first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
@@ -356,12 +376,12 @@ async def resync(
         if not every:
             await _check_stream(connection, subscription)
         published = await published_tables.published_tables(connection, subscription.publications)
-        oids = {(table.schema, table.name): relid for relid, table in published.items()}
+        oids = {(table.schema, table.name): oid for oid, table in published.items()}
         if subscription.options.schema_changes == "follow":
             # Of a stream that is lost, no message tells of a new name.
             wanted = await follow_names(catalog, oid, wanted, published)
         for relation in wanted:
-            if (relation.schema, relation.name) not in oids:
+            if (relation.schema, relation.published_name) not in oids:
                 raise UndefinedTable(
                     f'table "{relation.qualified_name}" not found on publisher',
                     hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
@@ -372,16 +392,16 @@ async def resync(
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
             again: dict[int, NewRelation | str | None] = {}
             for relation in wanted:
-                now, here = oids[relation.schema, relation.name], held.get(relation.relid)
+                now, here = oids[relation.schema, relation.published_name], held.get(relation.relid)
                 before = None
                 if here is not None and here.remembers_options and here.definition is not None:
                     before = asking(here.definition) if lets_columns_in else here.definition
                 again[relation.relid] = before
-                if now != relation.relid:
+                if now != relation.oid:
                     if before is not None:
                         before = of_table_made_anew(before, await definitions.table_definition(connection, now))
                     again[relation.relid] = NewRelation(
-                        now,
+                        relid_of(now, relation.beside),
                         relation.schema,
                         relation.name,
                         relation.path,
@@ -455,7 +475,7 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     refuse_unfit_source(merged)
     for relation in await session.catalog.relations(subscription.oid) if merged.gather else ():
         if relation.whose is not None:
-            merged.layouts.refuse_unfit_for_sources(relation.schema, relation.name)
+            merged.layouts.refuse_unfit_for_sources(relation.schema, relation.published_name)
     published_tables.refuse_unreached_comments(session, options)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
@@ -472,7 +492,7 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     if given & {"columns", "exclude", "mask", "rename", "where"}:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await published_tables.published_tables(connection, subscription.publications)
-            here = {relation.relid for relation in await session.catalog.relations(subscription.oid)}
+            here = {relation.oid for relation in await session.catalog.relations(subscription.oid)}
             published = {oid: table for oid, table in published.items() if oid in here}
             choices = TypeChoices.parse(merged.types)
             await published_tables.refuse_unfit_choice(connection, published, choices, merged.layouts)
@@ -481,7 +501,8 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     if given & {"mode", "deletes", "truncate", "metadata", "columns", "exclude", "mask", "rename", "where"}:
         session.notice(
             "mode, deletes, truncate, metadata, columns, exclude, mask, rename and where hold for a table from its next copy on",
-            hint=f"ALTER SUBSCRIPTION {subscription.name} RESYNC TABLE … copies a table anew.",
+            hint=f"ALTER SUBSCRIPTION {subscription.name} RESYNC TABLE … copies a table anew. What is to stand beside a mirror "
+            "(mirror + history) comes, and goes, with REFRESH PUBLICATION.",
         )
     if options.binary and not subscription.options.binary:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:

@@ -116,7 +116,9 @@ class CopiesAtOnce:
         return Chosen(begin, frozenset(without), pauses)
 
     def _rank(self, relation: SubscriptionRel) -> int:
-        of_table = (n for n, one in enumerate(self._copy_first) if matches(one, relation.schema, relation.name))
+        of_table = (
+            n for n, one in enumerate(self._copy_first) if matches(one, relation.schema, relation.published_name)
+        )
         return next(of_table, len(self._copy_first))
 
     def turn(self, at_work: Iterable[str]) -> Warned:

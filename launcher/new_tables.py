@@ -183,9 +183,9 @@ class NewTables:
         follows = subscription.options.schema_changes == "follow"
         known, names = set(), set()
         for relation in await self._catalog.relations(subscription.oid):
-            known.add(relation.relid)
-            now = published.get(Oid(relation.relid)) if follows else None
-            names.add((relation.schema, relation.name) if now is None else (now.schema, now.name))
+            known.add(relation.oid)
+            now = published.get(relation.oid) if follows else None
+            names.add((relation.schema, relation.published_name) if now is None else (now.schema, now.name))
         return {
             relid: table
             for relid, table in published.items()
@@ -223,7 +223,9 @@ class NewTables:
             return [one.relation(copy_data=True, lsn=None) for one in plans]
 
         if options.origin == "none":
-            have = [quote_qualified(r.schema, r.name) for r in await self._catalog.relations(subscription.oid)]
+            have = [
+                quote_qualified(r.schema, r.published_name) for r in await self._catalog.relations(subscription.oid)
+            ]
             await published_tables.warn_of_foreign_rows(
                 session, connection, subscription.name, subscription.publications, besides=have
             )

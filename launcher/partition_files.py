@@ -60,7 +60,7 @@ class PartitionFiles:
 
         A partition that is found for the first time has no file of before.  Raises what queries raise.
         """
-        ready = {one.relid: one for one in relations if one.state is RelState.READY}
+        ready = {int(one.oid): one for one in relations if one.beside is None and one.state is RelState.READY}
         self._emptied = {
             oid: one
             for oid, one in self._emptied.items()
@@ -90,7 +90,7 @@ class PartitionFiles:
             "the rows that the partition had.",
             f"If it was truncated, {resync} has these rows go; one with the same key stops an INSERT (insert_exists).",
         )
-        self._emptied[oid] = _Emptied(root.relid, root.copy_generation, warned)
+        self._emptied[oid] = _Emptied(root.oid, root.copy_generation, warned)
         logger.warning(
             "partition was truncated or written anew",
             subscription=subscription,

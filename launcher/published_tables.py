@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from catalog.beside import relid_of
 from catalog.records import NewRelation, State, SubscriptionRel
 from catalog.states import RelState
 from launcher.client_session import Session
@@ -32,6 +33,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
+from pubsub.sql.layout_rules import Mode, name_beside
 from pubsub.sql.layouts import Layout, Layouts, not_published
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.typechoices import TypeChoices
@@ -54,6 +56,8 @@ class Plan:
     choice: Choice
     exists: bool = False
     """Whether the Delta table exists."""
+    beside: Mode | None = None
+    """In which mode it is to stand beside the table's mirror; None: it does not."""
 
     def relation(self, *, copy_data: bool, lsn: Lsn | None) -> NewRelation:
         """Return the row that joins the subscription: in state `i`, or without a copy in `r` from `lsn` on.
@@ -63,9 +67,9 @@ class Plan:
         from apply.schema_changes.table_definition import described_json
 
         return NewRelation(
-            relid=self.definition.oid,
+            relid=relid_of(self.definition.oid, self.beside),
             schema=self.definition.schema,
-            name=self.definition.name,
+            name=name_beside(self.definition.name, self.beside),
             path=self.target.path,
             state=RelState.INIT if copy_data else RelState.READY,
             lsn=None if copy_data else lsn,
@@ -142,11 +146,12 @@ async def plan(
     layouts: Layouts | None = None,
     subid: int | None = None,
     leaving: Collection[SubscriptionRel] = (),
+    having: Collection[int] = (),
 ) -> list[Plan]:
-    """Plan `tables`, without those that have no column to replicate, of which the client is told.
+    """Plan `tables`, without those that have no column to replicate, of which the client is told, and what stands beside them.
 
-    `subid`: the subscription, if there is one yet; `leaving`: tables that leave it by the same command.  Raises for the
-    first that cannot be replicated or read, or whose Delta table may not be used.
+    `subid`: the subscription, if there is one yet; `leaving`: tables that leave it by the same command; `having`: relids that it has
+    already.  Raises for the first that cannot be replicated or read, or whose Delta table may not be used.
     """
     from apply.schema_changes.column_choice import choose
     from apply.schema_changes.table_definition import planned_table
@@ -166,23 +171,27 @@ async def plan(
             )
             continue
         name = definition.schema, definition.name
-        path = table_path(session.settings.warehouse_uri, target, *layouts.sharing.place_of(*name))
+        schema, place = layouts.sharing.place_of(*name)
         choice = choose(layouts, definition, table.attnames, None)
         source = layouts.sharing.source_of(*name)
-        planned = planned_table(definition, table.attnames, path, choices, choice, layouts, source)
-        _refuse_unfit_source(planned, copy_data)
-        plans.append(Plan(table, definition, planned, choice))
+        for beside in (None, *layouts.besides_of(*name)):
+            if relid_of(table.oid, beside) in having:
+                continue
+            path = table_path(session.settings.warehouse_uri, target, schema, name_beside(place, beside))
+            planned = planned_table(definition, table.attnames, path, choices, choice, layouts, source, beside)
+            _refuse_unfit_source(planned, copy_data)
+            plans.append(Plan(table, definition, planned, choice, beside=beside))
     tell_of_mask_key(session, any(one.target.masks.are_keyed for one in plans))
     _tell_of_lookups(session, plans)
     if copy_data:
         await _refuse_unreadable(connection, plans)
     for one in plans:
-        refuse_layout(one.target, layouts.of(one.definition.schema, one.definition.name))
+        refuse_layout(one.target, layouts.beside(one.beside).of(one.definition.schema, one.definition.name))
     state = await session.catalog.state()
     node_id = state.node.node_id
     _refuse_owned(state, plans, leaving, subid)
     _refuse_unlike(plans)
-    joining = [(one.definition.schema, one.definition.name) for one in plans]
+    joining = [(one.definition.schema, one.definition.name, one.beside) for one in plans]
     await refuse_one_name(session.catalog, layouts, subid, joining, [one.path for one in leaving])
     plans = [
         replace(one, exists=await asyncio.to_thread(refuse_taken, one.target, copy_data, create_tables, node_id, subid))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from catalog.store import Catalog
 from pubsub.errors import DuplicateObject
 from pubsub.sql.identifiers import quote_qualified
+from pubsub.sql.layout_rules import Mode, name_beside
 from pubsub.sql.layouts import Layouts
 
 
@@ -14,10 +15,11 @@ async def refuse_one_name(
     catalog: Catalog,
     layouts: Layouts,
     subid: int | None,
-    joining: Iterable[tuple[str, str]] = (),
+    joining: Iterable[tuple[str, str, Mode | None]] = (),
     leaving: Collection[str] = (),
 ) -> None:
-    """Refuse it for the tables that `subid` has, and those that join, by schema and name; `leaving`: paths that do not count.
+    """Refuse it for the tables that `subid` has, and those that join, by schema, name and mode if they stand beside a mirror;
+    `leaving`: paths that do not count.
 
     Catalogs take names for the same that differ only in case.
     """
@@ -29,15 +31,15 @@ async def refuse_one_name(
         others[subid] = layouts
     taken: dict[str, str] = {}
     here = [
-        (others[one.subid], one.schema, one.name)
+        (others[one.subid], one.schema, one.published_name, one.beside)
         for one in state.relations
         if one.path not in leaving and one.subid in others
     ]
-    for rule, schema, name in [*here, *((layouts, *one) for one in joining)]:
-        wanted = rule.registered_as(schema, name)
+    for rule, schema, name, beside in [*here, *((layouts, *one) for one in joining)]:
+        wanted = rule.registered_as(schema, name, beside)
         if wanted is None:
             continue
-        relation = quote_qualified(schema, name)
+        relation = quote_qualified(schema, name_beside(name, beside))
         other = taken.get(str(wanted).casefold())
         taken[str(wanted).casefold()] = relation
         if other is not None:

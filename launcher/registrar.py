@@ -180,7 +180,7 @@ def _wanted(state: State) -> dict[tuple[int, int], _Wanted]:
         if one.state is not RelState.READY or one.definition is None:
             continue
         place = (one.subid, one.relid)
-        name = layouts[one.subid].registered_as(one.schema, one.name)
+        name = layouts[one.subid].registered_as(one.schema, one.published_name, one.beside)
         if name is not None or place in held:
             found[place] = _Wanted(one, name, held.get(place))
     return found

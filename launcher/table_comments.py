@@ -25,7 +25,6 @@ from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import application_id
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import ConnectionFailure
-from pubsub.protocol.ids import Oid
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.descriptions import Description, descriptions
 from pubsub.texts import first_line
@@ -101,14 +100,14 @@ class TableComments:
                 async with await Connection.connect(
                     subscription.conninfo, application_name=f"{subscription.name} comments"
                 ) as connection:
-                    found = await descriptions(connection, [relation.relid for relation in relations])
+                    found = await descriptions(connection, [*{relation.oid for relation in relations}])
         except (ConnectionFailure, TimeoutError):
             return  # the apply worker and the monitor tell of it
         except Exception as error:
             self._failed(subscription.name, None, error)
             return
         for relation in relations:
-            described = found.get(Oid(relation.relid))
+            described = found.get(relation.oid)
             if described is None:
                 continue
             try:

@@ -44,7 +44,7 @@ OPTIONS: Final = {
     "cluster_by": "Columns by which Delta tables are clustered ([Delta tables](../delta.md#how-a-table-lies)).",
     "table_properties": "Properties that Delta tables get ([Delta tables](../delta.md#how-a-table-lies)).",
     "mode": "`history`: every change is kept as a row ([histories](../history.md)); `scd2`: every version of a row, with the span in "
-    "which it held ([versions](../scd2.md)); for all tables or for some.",
+    "which it held ([versions](../scd2.md)); `mirror + history`: both, as two Delta tables; for all tables or for some.",
     "deletes": "`soft`: deleted rows stay, and say when they were deleted ([soft deletes](../soft-deletes.md)).",
     "truncate": "`ignore` or `soft`: what is truncated stays here, as it is or marked as deleted ([TRUNCATE](../truncate.md)).",
     "metadata": "Columns that say of each row which change made it ([metadata](../metadata.md)).",

@@ -8,7 +8,7 @@ renamed table is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from apply.batch import Batch
@@ -17,7 +17,7 @@ from apply.handover import Handover
 from apply.promotion import Promotion
 from apply.schema_changes.follow import Columns, Follower, UntilCommitted
 from apply.schema_changes.table_renames import announced_names, renamed_otherwise
-from apply.staging.destination import Destination
+from apply.staging.destination import Destination, Destinations
 from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub.delta.log.other_commits import OtherCommit
@@ -62,15 +62,13 @@ class CatchUpTable:
         self._handover = handover
         self._contested = relation.foreign is not None or handover.looks_up(columns.app_id)
         self._relation = relation
-        self._name = (relation.schema, relation.name)
+        self._name = (relation.schema, relation.published_name)
         self._version = version
         # Relations that have the table's name in the stream: those of other tables, and those of this one, made anew.
         self._others: set[int] = set()
         self._made_anew: set[int] = set()
 
-    async def adapt_tables(
-        self, batch: Batch, until_committed: UntilCommitted | None
-    ) -> Mapping[tuple[str, str], Destination]:
+    async def adapt_tables(self, batch: Batch, until_committed: UntilCommitted | None) -> Destinations:
         columns = self._columns
         if self._follower is None:
             await self._refuse_renamed(batch)
@@ -78,7 +76,7 @@ class CatchUpTable:
             await self._tell_apart(batch, self._follower)
             for again in await self._follower.follow(batch, [(columns, self._after)], until_committed, self.version):
                 raise again
-        return {
+        to = {
             self._name: Destination(
                 columns.relid,
                 columns.target,
@@ -90,29 +88,30 @@ class CatchUpTable:
                 window=self._window,
             )
         }
+        return [to]
 
     async def _tell_apart(self, batch: Batch, follower: Follower) -> None:
         """Give the table's relation its name in the batch, and no other table's."""
-        relid = self._columns.relid
-        named = {oid for oid, messages in batch.relations.items() if _name_in(messages) == self._name} - {relid}
+        own = self._columns.oid
+        named = {oid for oid, messages in batch.relations.items() if _name_in(messages) == self._name} - {own}
         if unknown := named - self._others - self._made_anew:
-            there = relid in await follower.renamed([relid])
+            there = own in await follower.renamed([own])
             (self._others if there else self._made_anew).update(unknown)
         for oid in named & self._others:
             batch.rename(oid, *_NOBODY)
-        if relid in batch.relations:
-            batch.rename(relid, *self._name)
+        if own in batch.relations:
+            batch.rename(own, *self._name)
 
     async def _refuse_renamed(self, batch: Batch) -> None:
         """Refuse the batch if the table was renamed, as the apply worker would: its rows would be no table's."""
-        relid = self._columns.relid
-        announced = announced_names(batch).get(relid, self._name)
+        own = self._columns.oid
+        announced = announced_names(batch).get(own, self._name)
         if announced != self._name:
             relations = await self._catalog.relations(self._subid)
-            if announced not in {(one.schema, one.name) for one in relations}:
+            if announced not in {(one.schema, one.published_name) for one in relations}:
                 raise renamed_otherwise(self._relation, *announced)
-        if relid in batch.unnamed:
-            batch.rename(relid, *self._name)
+        if own in batch.unnamed:
+            batch.rename(own, *self._name)
 
     async def before_commit(self) -> None:
         await self._catalog.prove()

@@ -90,13 +90,19 @@ async def claim_target(
         | checkpoints
         | retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
     )
-    layout = subscription.options.layouts.of(relation.schema, relation.name) if relation is not None else Layout()
+    layout = _layout(subscription, relation)
     target = replace(target, partitioned_by=layout.partition_by, clustered_by=layout.cluster_by)
     known = {**layout.properties, **identity, **kept, **_mask_key(target)}
     # Only Spark's statement checks a layout.
     if layout or not await engine.run_without_spark(delta.create_empty, engine.transactions, target, known):
         await start_spark()
         await engine.run(delta.create, target, known)
+
+
+def _layout(subscription: Subscription, relation: SubscriptionRel | None) -> Layout:
+    if relation is None:
+        return Layout()
+    return subscription.options.layouts.beside(relation.beside).of(relation.schema, relation.published_name)
 
 
 def _require_creation(target: TargetTable, subscription: Subscription) -> None:
@@ -129,7 +135,7 @@ async def _join(
     assert source is not None
     if not await asyncio.to_thread(delta.exists, target.path):
         _require_creation(target, subscription)
-        layout = subscription.options.layouts.of(relation.schema, relation.name) if relation is not None else Layout()
+        layout = _layout(subscription, relation)
         kept = retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
         known = {**layout.properties, "pubsub.node": node_id, **checkpoints, **kept}
         if layout or not await engine.run_without_spark(delta.create_empty, engine.transactions, target, known):

@@ -104,8 +104,8 @@ class PublisherTable:
         subscription, relation = self._subscription, self.relation
         seen = await self.published(connection)
         definition, target = seen.definition, seen.target
-        file = await snapshots.file_seen(connection, relation.relid)
-        publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
+        file = await snapshots.file_seen(connection, relation.oid)
+        publishing = await snapshots.publishing(connection, subscription.publications, relation.oid)
         source = chunk_reader.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
@@ -125,7 +125,7 @@ class PublisherTable:
     async def published(self, connection: Connection) -> Seen:
         """Return the table as the connection's transaction sees it."""
         relation = self.relation
-        published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
+        published = await publication.published_tables(connection, self._subscription.publications, relation.oid)
         found = published[0] if published else None
         with self.blaming():
             if found is None:
@@ -133,13 +133,15 @@ class PublisherTable:
                     f'table "{relation.qualified_name}" not found on publisher',
                     hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
                 )
-            definition = await definitions.table_definition(connection, relation.relid)
+            definition = await definitions.table_definition(connection, relation.oid)
             choices = TypeChoices.parse(self._subscription.options.types)
             layouts = self._subscription.options.layouts
             whose = relation.whose
             source = None if whose is None else Source(layouts.sharing.column, whose)
             choice = choose(layouts, definition, found.attnames, relation.definition)
-            target = planned_table(definition, found.attnames, relation.path, choices, choice, layouts, source)
+            target = planned_table(
+                definition, found.attnames, relation.path, choices, choice, layouts, source, relation.beside
+            )
             target = with_mask_key(target, stored(relation.definition))
             found = replace(found, row_filter=published_filter(found.row_filter, choice.where, definition))
             return Seen(found, definition, target, choice)

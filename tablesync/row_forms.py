@@ -76,7 +76,7 @@ def row_form(
     """
     if relation.mode == "history":
         raise CannotCompare("the table keeps the history (mode = history), of which the publisher has only the end")
-    oid = Oid(relation.relid)
+    oid = relation.oid
     table, definition = found.tables.get(oid), found.definitions.get(oid)
     if table is None or definition is None:
         raise CannotCompare(
@@ -139,7 +139,7 @@ def source_table(
     The table stays as it is until the connection's transaction ends.  Raises SerializationFailure (hold_as_described), and
     InsufficientPrivilege (require_places).
     """
-    table, definition = found.tables[Oid(relation.relid)], found.definitions[Oid(relation.relid)]
+    table, definition = found.tables[relation.oid], found.definitions[relation.oid]
     known = attributes.current(relation.definition, target.properties, app_id)
     read = ReadTable.of(definition, form.published_names.values())
     in_key = {form.published_names[name] for name in form.key_columns}
@@ -149,7 +149,7 @@ def source_table(
         read,
         published_filter(table.row_filter, None if known is None else known.where, definition),
         form,
-        largest_file(connection, relation.relid),
+        largest_file(connection, relation.oid),
         definition.bytes,
         {column.name: column.type_name for column in definition.columns if column.name in in_key},
     )

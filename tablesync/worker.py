@@ -38,7 +38,6 @@ from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import NotInPrerequisiteState
-from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, replication, slots, snapshots
 from pubsub.publisher.connection import Connection
@@ -311,7 +310,7 @@ class SyncWorker:
                 table = await self._table.describe(connection, created.snapshot_name, created.consistent_point)
                 # A role that may read columns only may not ask for rows by their places: it reads the table in one piece.
                 by_blocks = table.source.table.only and bool(
-                    await definitions.readable_tables(connection, {Oid(relation.relid): ["ctid"]})
+                    await definitions.readable_tables(connection, {relation.oid: ["ctid"]})
                 )
             with self._table.blaming():
                 await self._claim(table.target)

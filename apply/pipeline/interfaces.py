@@ -10,7 +10,7 @@ from apply.batch import Batch
 from apply.conflicts import Conflicts
 from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
-from apply.staging.destination import Destination
+from apply.staging.destination import Destination, Destinations
 from catalog.records import LastCommit
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -83,10 +83,8 @@ class Tables(Protocol):
 
     origin: str
 
-    async def adapt_tables(
-        self, batch: Batch, until_committed: Callable[[], Awaitable[None]] | None
-    ) -> Mapping[tuple[str, str], Destination]:
-        """Adapt the tables to the batch, and return where its relations go, by schema and name.
+    async def adapt_tables(self, batch: Batch, until_committed: Callable[[], Awaitable[None]] | None) -> Destinations:
+        """Adapt the tables to the batch, and return where its relations go.
 
         A relation without a destination gets nothing.  Waits for sync workers whose tables the batch needs, and reads the
         catalog again where it may have changed.  Renames and alters tables as the publisher's were, after awaiting

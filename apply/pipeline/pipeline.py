@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from apply.pipeline.in_flight import InFlight
 from apply.pipeline.interfaces import Course, Limits, Stream, SubscriptionTables, Tables, Timers
 from apply.pipeline.receiver import Receiver
 from apply.pipeline.trigger import Trigger
-from apply.staging.destination import Destination, RowInTheWay, WrittenByOthers
+from apply.staging.destination import Destination, Destinations, RowInTheWay, WrittenByOthers
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
@@ -427,17 +427,27 @@ class Pipeline:
         batch, tables = staged.batch, self._tables
         while True:
             destinations = await self._destinations(staged)
-            if any(destination.looks_up for destination in destinations.values()):
+            if any(destination.looks_up for some in destinations for destination in some.values()):
                 # The table's rows are looked up, so the previous batch must be in it.
                 await self._until_not_committing()
 
-            def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
-                if self._isolates:
-                    staged_tables, failures = stage_isolating(batch, destinations, self._writers, tables.origin)
-                    staged.tables.extend(staged_tables)
-                    staged.failures.extend(failures)
-                else:
-                    staged.tables.extend(stage_batch(batch, destinations, self._writers, tables.origin))
+            def stage(destinations: Destinations = destinations) -> None:
+                failures: list[Failure] = []
+                done: list[StagedTable] = []
+                try:
+                    for some in destinations:
+                        if self._isolates:
+                            staged_tables, failed = stage_isolating(batch, some, self._writers, tables.origin)
+                            done += staged_tables
+                            failures += failed
+                        else:
+                            done += stage_batch(batch, some, self._writers, tables.origin)
+                except BaseException:
+                    for one in done:
+                        discard(one.staged)
+                    raise
+                staged.tables.extend(done)
+                staged.failures.extend(failures)
 
             try:
                 await in_thread(stage)
@@ -465,7 +475,7 @@ class Pipeline:
         await self._tables.others_wrote(found.destination, found.commits)
         self._writers.forget_others(found.destination.table.path, found.destination.app_id, found.commits[-1].version)
 
-    async def _destinations(self, staged: _StagedBatch) -> Mapping[tuple[str, str], Destination]:
+    async def _destinations(self, staged: _StagedBatch) -> Destinations:
         """Return where the batch goes.  With isolation, a table whose destination cannot be found fails alone."""
         while True:
             try:

@@ -33,6 +33,7 @@ from apply.schema_changes.attributes import Attributes, Numbers
 from apply.schema_changes.diff import Change, CopyAgain, Described, identity, wanted
 from apply.schema_changes.table_definition import definition_json
 from apply.staging.destination import Reading
+from catalog.beside import oid_of
 from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub import faults
@@ -43,6 +44,7 @@ from pubsub.delta.log.transactions import Transactions
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject
 from pubsub.protocol import rows
+from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.protocol.text.columns import from_text
@@ -98,6 +100,11 @@ class Columns:
     announced: bool = False
     readings: dict[Relation, Reading] = field(default_factory=dict)
 
+    @property
+    def oid(self) -> Oid:
+        """The oid of the publisher's table."""
+        return oid_of(self.relid)
+
 
 async def load(relid: int, app_id: str, path: str, relation: str, definition: str | None) -> Columns:
     """Load the table's columns.  Its own property is used if it is newer than the catalog's definition.
@@ -134,7 +141,7 @@ class Publisher:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
-    async def __call__(self, relids: Sequence[int]) -> Looked:
+    async def __call__(self, oids: Sequence[int]) -> Looked:
         """Return the existing tables as one transaction sees them.
 
         Takes no locks, so an ALTER TABLE that is uncommitted or prepared does not block it.
@@ -144,8 +151,8 @@ class Publisher:
             subscription.conninfo, replication=False, application_name=subscription.name
         ) as connection:
             await connection.execute(BEGIN)
-            found = await definitions.table_definitions(connection, relids, sizes=False)
-            listed = await publication.published_columns(connection, subscription.publications, relids)
+            found = await definitions.table_definitions(connection, oids, sizes=False)
+            listed = await publication.published_columns(connection, subscription.publications, oids)
             await connection.execute("COMMIT")
             lsn = await end_of_wal(connection)
         return Looked({int(oid): Described(one, listed.get(oid)) for oid, one in found.items()}, lsn)
@@ -183,11 +190,11 @@ class Follower:
             return []
         for table, _ in tables:
             # Of a transaction that was skipped, the message counts for the next rows.
-            table.announced |= table.relid in batch.announced
+            table.announced |= table.oid in batch.announced
         fresh = [
             (table, after)
             for table, after in tables
-            if table.announced or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
+            if table.announced or _is_news(table, [m for _, m in batch.relations.get(table.oid, ())])
         ]
         if not fresh:
             return []
@@ -195,12 +202,12 @@ class Follower:
         fresh = [(table, after) for table, after in fresh if in_effect[table.relid]]
         if not fresh:
             return []
-        described = (await self._look([table.relid for table, _ in fresh])).tables
+        described = (await self.look([table for table, _ in fresh])).tables
         again: list[CopyAgain] = []
         for table, _ in fresh:
             effect = in_effect[table.relid]
             try:
-                await self._follow(batch, table, effect, described.get(table.relid), until_committed, version)
+                await self._follow(batch, table, effect, described.get(table.oid), until_committed, version)
             except PubsubError as error:
                 error.relid = table.relid
                 if error.finish_lsn is None:
@@ -217,16 +224,16 @@ class Follower:
 
         Raises the errors of asking the publisher.
         """
-        described = (await self._look([table.relid for table in tables])).tables
+        described = (await self.look(tables)).tables
         for table in tables:
-            known, message = table.attributes, announced[table.relid]
+            known, message = table.attributes, announced[table.oid]
             if known is None:
                 continue
             numbers = known.known(attrs.shape_of(message))
             if numbers is None:
                 return False
             try:
-                change = self._wanted(table, known, message, numbers, described.get(table.relid))
+                change = self._wanted(table, known, message, numbers, described.get(table.oid))
             except CopyAgain:
                 return False
             if change is not None and change.alteration is not None:
@@ -247,10 +254,10 @@ class Follower:
             layout=self._layouts.choice_of(message.namespace, message.name),
         )
 
-    async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+    async def renamed(self, oids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
         """Return the tables' schemas and names in the publisher's catalog, by oid; dropped tables are missing."""
-        found = (await self._look(relids)).tables
-        return {relid: (one.definition.schema, one.definition.name) for relid, one in found.items()}
+        found = (await self._look(oids)).tables
+        return {oid: (one.definition.schema, one.definition.name) for oid, one in found.items()}
 
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
         """Rename the table, unless it has left the subscription; everything before must be committed."""
@@ -320,7 +327,7 @@ class Follower:
 
     async def look(self, tables: Sequence[Columns]) -> Looked:
         """Return the tables in the publisher's catalog.  Raises the errors of asking the publisher."""
-        return await self._look([table.relid for table in tables])
+        return await self._look([*dict.fromkeys(table.oid for table in tables)])
 
     async def take_over(self, table: Columns, now: Described, since: Lsn, version: Lsn) -> None:
         """Alter the table to match `now`, the publisher's table since `since`.
@@ -330,7 +337,7 @@ class Follower:
         known = table.attributes
         if known is None:
             return  # it joined without a copy, and its columns' numbers are unknown
-        message = now.as_message(table.relid)
+        message = now.as_message(table.oid)
         numbers = tuple(column.attnum for column in now.published)
         change = self._wanted(table, known, message, numbers, now)
         if change is None:
@@ -391,7 +398,7 @@ def _is_news(table: Columns, messages: Sequence[Relation]) -> bool:
 
 def _refuse_unknown(batch: Batch, table: Columns) -> None:
     """Raise NotInPrerequisiteState for messages whose columns differ from the table's."""
-    for _, message in batch.relations.get(table.relid, ()):
+    for _, message in batch.relations.get(table.oid, ()):
         if message in table.looked_at or table.attributes is None:
             continue
         numbers = table.attributes.known(attrs.shape_of(message))
@@ -481,7 +488,7 @@ def _same_key(
 
 def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[Effect]]:
     """Return, by relid, the messages in effect for rows that each table gets, in order.  Reads the batch."""
-    oids = [table.relid for table, _ in tables]
+    oids = [table.oid for table, _ in tables]
     seqs: dict[int, list[npt.NDArray[np.int64]]] = {oid: [np.empty(0, np.int64)] for oid in oids}
     inserts: dict[int, list[npt.NDArray[np.bool_]]] = {oid: [np.empty(0, np.bool_)] for oid in oids}
     for first, blocks in batch.chunks(_CHUNK):
@@ -491,11 +498,11 @@ def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int,
                 inserts[oid] += [piece.data[piece.starts] == rows.INSERT for piece in pieces]
     found: dict[int, list[Effect]] = {}
     for table, after in tables:
-        of_table, is_insert = np.concatenate(seqs[table.relid]), np.concatenate(inserts[table.relid])
+        of_table, is_insert = np.concatenate(seqs[table.oid]), np.concatenate(inserts[table.oid])
         kept = batch.kept_rows(after)
         if kept is not None:
             of_table, is_insert = of_table[kept[of_table]], is_insert[kept[of_table]]
-        messages = batch.relations.get(table.relid, [])
+        messages = batch.relations.get(table.oid, [])
         starts = np.array([seq for seq, _ in messages] or [0], np.int64)
         at = np.searchsorted(starts, of_table, side="right") - 1
         effective, first_at = np.unique(at, return_index=True)

@@ -71,8 +71,8 @@ class ColumnRefresh:
             relid = columns.relid
             if tables.get(relid) is not table or table.columns is not columns:
                 continue  # removed or copied anew since the publisher was asked
-            described = now.tables.get(relid)
-            if altered_between(first.tables.get(relid), described):
+            described = now.tables.get(columns.oid)
+            if altered_between(first.tables.get(columns.oid), described):
                 continue
             if described is not None and table.after is not None:
                 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.type_contract import RULES
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.replica_identities import refused_keys
-from pubsub.sql.layout_rules import Deletes, Mode, Truncate
+from pubsub.sql.layout_rules import Deletes, Mode, Truncate, name_beside
 from pubsub.sql.layouts import Layouts
 from pubsub.sql.mask_rules import MaskRule
 from pubsub.sql.source import Source
@@ -42,12 +43,17 @@ def planned_table(
     choice: Choice,
     layouts: Layouts,
     source: Source | None,
+    beside: Mode | None = None,
 ) -> TargetTable:
-    """Return the Delta table for `definition` as the subscription's options want it.  Raises as `target_table` and Layouts do."""
+    """Return the Delta table for `definition` as the subscription's options want it, or what is to stand beside it in a mode.
+
+    Raises as `target_table` and Layouts do.
+    """
     name = definition.schema, definition.name
     if source is not None:
         layouts.refuse_unfit_for_sources(*name)
-    return target_table(
+    layouts = layouts.beside(beside)
+    target = target_table(
         definition,
         published,
         path,
@@ -59,6 +65,7 @@ def planned_table(
         layouts.truncate_of(*name),
         source,
     )
+    return replace(target, relation=f"{definition.schema}.{name_beside(definition.name, beside)}")
 
 
 def target_table(

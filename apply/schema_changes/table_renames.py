@@ -18,7 +18,7 @@ Under schema_changes = refuse a renamed table is an error, because its changes w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -28,6 +28,7 @@ from apply.schema_changes.follow import Columns, Follower, UntilCommitted
 from catalog.records import SubscriptionRel
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.layout_rules import name_beside
 
 logger = structlog.get_logger()
 
@@ -47,7 +48,23 @@ class Table(Protocol):
 
     @property
     def name(self) -> Name:
-        """In the catalog."""
+        """Of the published table, in the catalog."""
+
+
+class Tables(Protocol):
+    """The tables of the subscription."""
+
+    @property
+    def by_oid(self) -> Mapping[int, Table]:
+        """By oid, those by which names are followed; it may lose some at any wait."""
+
+    @property
+    def by_name(self) -> Mapping[Name, Table]:
+        """The same by their names."""
+
+    @property
+    def named(self) -> Mapping[Name, Sequence[Table]]:
+        """By name, all that the subscription has of a published table: these, and what stands beside them."""
 
 
 def announced_names(batch: Batch) -> dict[int, Name]:
@@ -99,11 +116,11 @@ def displaced(
     by_name: Mapping[Name, Table],
 ) -> set[int]:
     """Return the tables whose names are announced for another relation: they were renamed, too, or dropped."""
-    found = {other.relation.relid for name in renamed.values() if (other := by_name.get(name)) is not None}
+    found: set[int] = {other.relation.oid for name in renamed.values() if (other := by_name.get(name)) is not None}
     for oid, name in announced.items():
         other = by_name.get(name)
         if oid not in tables and other is not None and other.after is not None:
-            found.add(other.relation.relid)
+            found.add(other.relation.oid)
     return found - renamed.keys()
 
 
@@ -139,47 +156,42 @@ class Renames:
         # Tables that the publisher has not renamed although another table uses their name: they were dropped.
         self._not_renamed: set[int] = set()
 
-    async def follow(
-        self,
-        batch: Batch,
-        tables: Mapping[int, Table],
-        by_name: Mapping[Name, Table],
-        until_committed: UntilCommitted | None,
-    ) -> bool:
+    async def follow(self, batch: Batch, tables: Tables, until_committed: UntilCommitted | None) -> bool:
         """Rename tables, and return whether any was renamed; the catalog must then be read again.
 
-        `tables`, by oid, may lose some while this waits.  Everything before the batch is committed first (`until_committed`);
-        if that is None, the batch may still be rolled back, and NotInPrerequisiteState is raised for a rename, or what may be
-        one: the publisher's catalog does not show it yet.  Raises the errors of asking the publisher, too.
+        Everything before the batch is committed first (`until_committed`); if that is None, the batch may still be rolled back, and
+        NotInPrerequisiteState is raised for a rename, or what may be one: the publisher's catalog does not show it yet.  Raises the
+        errors of asking the publisher, too.
         """
         announced = announced_names(batch)
         if until_committed is None:
-            new = newly_announced(announced, tables)
-            if doubtful := [*new, *(displaced(announced, new, tables, by_name) - self._not_renamed)]:
+            new = newly_announced(announced, tables.by_oid)
+            if doubtful := [*new, *(displaced(announced, new, tables.by_oid, tables.by_name) - self._not_renamed)]:
                 error = NotInPrerequisiteState("a table is renamed in a transaction in progress")
                 error.relid = doubtful[0]
                 raise error
             return False
-        renamed = await self._renamed(announced, tables, by_name)
+        renamed = await self._renamed(announced, tables)
         if not renamed:
             return False
         await until_committed()
         for oid, (schema, name) in renamed.items():
-            table = tables.get(oid)
-            if table is None:
+            known = tables.by_oid.get(oid)
+            if known is None:
                 continue  # removed meanwhile
-            logger.info("table was renamed as the publisher's was", relation=table.relation.qualified_name, name=name)
-            await self._follower.rename(oid, table.columns, schema, name)
+            for table in tables.named.get(known.name, ()):
+                relation, here = table.relation, name_beside(name, table.relation.beside)
+                logger.info("table was renamed as the publisher's was", relation=relation.qualified_name, name=here)
+                await self._follower.rename(relation.relid, table.columns, schema, here)
         return True
 
-    async def _renamed(
-        self, announced: Mapping[int, Name], tables: Mapping[int, Table], by_name: Mapping[Name, Table]
-    ) -> dict[int, Name]:
+    async def _renamed(self, announced: Mapping[int, Name], tables: Tables) -> dict[int, Name]:
         """Return the tables to rename, with their new names; ask the publisher about those that others displace."""
-        renamed = newly_announced(announced, tables)
-        doubtful = displaced(announced, renamed, tables, by_name) - self._not_renamed
+        renamed = newly_announced(announced, tables.by_oid)
+        doubtful = displaced(announced, renamed, tables.by_oid, tables.by_name) - self._not_renamed
         if doubtful:
             now = await self._follower.renamed([*doubtful])
-            renamed |= {oid: name for oid, name in now.items() if oid in tables and name != tables[oid].name}
+            here = tables.by_oid
+            renamed |= {oid: name for oid, name in now.items() if oid in here and name != here[oid].name}
             self._not_renamed |= doubtful - renamed.keys()
-        return without_taken(renamed, tables)
+        return without_taken(renamed, tables.by_oid)

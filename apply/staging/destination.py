@@ -107,6 +107,10 @@ class Destination:
         return Commit(self.app_id, batch.first_lsn, last, source=self.table.whose)
 
 
+Destinations = Sequence[Mapping[tuple[str, str], Destination]]
+"""Where a batch's relations go, by schema and name: to the tables themselves, and to those that stand beside them, mode by mode."""
+
+
 class WrittenByOthers(Exception):
     """The table has commits by others; nothing of the batch has been committed to it."""
 

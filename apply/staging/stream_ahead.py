@@ -34,11 +34,12 @@ import structlog
 
 from apply.batch import Batch
 from apply.staging.decode import decode, wanted_by
-from apply.staging.destination import Destination, WrittenByOthers, look_for_others
+from apply.staging.destination import Destination, Destinations, WrittenByOthers, look_for_others
 from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
 from apply.staging.own_columns import with_source
 from apply.staging.staged_table import Parts, StagedTable
+from catalog.beside import oid_of
 from pubsub.concurrency import in_thread
 from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.errors import PubsubError
@@ -59,7 +60,7 @@ logger = structlog.get_logger()
 class Tables(Protocol):
     """The part of interfaces.SubscriptionTables that is used here."""
 
-    async def adapt_tables(self, batch: Batch, until_committed: None) -> Mapping[tuple[str, str], Destination]: ...
+    async def adapt_tables(self, batch: Batch, until_committed: None) -> Destinations: ...
 
     async def unchanged(self, announced: Mapping[int, pgoutput.Relation]) -> bool: ...
 
@@ -227,7 +228,10 @@ class Ahead:
             if batch.truncations:
                 self._give_up(streamed, "it truncates")
                 return
-            destinations = await self._tables.adapt_tables(batch, None)
+            destinations, *besides = await self._tables.adapt_tables(batch, None)
+            if any(besides):
+                self._give_up(streamed, "tables stand beside mirrors")
+                return
             streamed.relations.update((oid, messages[-1][1]) for oid, messages in batch.relations.items())
             reason = await in_thread(partial(self._stage_part, streamed, batch, destinations))
         except (PubsubError, OSError) as error:
@@ -290,7 +294,7 @@ class Ahead:
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[StagedTable] | None:
         """Return the staged tables, if they are still those that the parts were staged for."""
         try:
-            destinations = await self._tables.adapt_tables(Batch(streamed.relations), None)
+            destinations, *besides = await self._tables.adapt_tables(Batch(streamed.relations), None)
         except PubsubError as error:
             if error.relid is None:
                 raise
@@ -298,6 +302,8 @@ class Ahead:
         end = batch.last_lsn
         if any(name in destinations and destinations[name].after < end for name in streamed.passed_over):
             return None
+        if any(destination.after < end for some in besides for destination in some.values()):
+            return None  # which were being copied
         wanted = {}
         by_relid = {destination.relid: destination for destination in destinations.values()}
         for name, work in streamed.works.items():
@@ -307,7 +313,7 @@ class Ahead:
             if not _same(work.destination, now) or not await in_thread(partial(_keys_differ, work)):
                 return None
             wanted[name] = now
-        ours = {destination.relid for destination in wanted.values()}
+        ours = {oid_of(destination.relid) for destination in wanted.values()}
         if not await self._tables.unchanged(
             {oid: announced for oid, announced in streamed.relations.items() if oid in ours}
         ):

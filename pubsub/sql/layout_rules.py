@@ -113,9 +113,33 @@ def properties_of(text: str) -> dict[Pattern, Mapping[str, str]]:
     return found
 
 
-def modes_of(text: str) -> dict[Pattern, Mode]:
-    """Parse mode.  Raises PubsubError (22023) and SqlSyntaxError."""
-    return _words_of("mode", text, _MODES, f"The modes are {' and '.join(_MODES)}.")
+def name_beside(name: str, mode: Mode | None) -> str:
+    """Return the name of the Delta table that stands in that mode beside the mirror `name`."""
+    return name if mode is None else f"{name}_{mode}"
+
+
+def modes_of(text: str) -> dict[Pattern, tuple[Mode, ...]]:
+    """Parse mode: of several, the mirror comes first.  Raises PubsubError (22023) and SqlSyntaxError."""
+
+    def modes(tokens: list[Token]) -> tuple[Mode, ...]:
+        words = tokens[::2]
+        named = all(token.kind in (Kind.WORD, Kind.NAME) and token.value in _MODES for token in words)
+        if not (named and len(tokens) % 2 and all(is_sign(token, "+") for token in tokens[1::2])):
+            raise invalid(
+                "mode", text, f"The modes are {', '.join(_MODES)}, and the others beside a mirror: mirror + history."
+            )
+        given = {token.value for token in words}
+        if len(given) < len(words) or (len(words) > 1 and "mirror" not in given):
+            raise invalid("mode", text, "Several modes are a mirror and others, each named once.")
+        return tuple(mode for mode in _MODES.values() if mode in given)
+
+    tokens = tokenize(text)
+    if tokens and not any(is_sign(token, "(") for token in tokens):
+        return {(None, None): modes(tokens)}
+    found: dict[Pattern, tuple[Mode, ...]] = {}
+    for pattern, inside in _elements("mode", text):
+        _add(found, pattern, modes(inside), "mode", text)
+    return found
 
 
 def deletes_of(text: str) -> dict[Pattern, Deletes]:

@@ -49,6 +49,7 @@ from pubsub.sql.layout_rules import (
     matches,
     metadata_of,
     modes_of,
+    name_beside,
     properties_of,
     registers_of,
     renames_of,
@@ -117,7 +118,8 @@ class Layouts:
     partition_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     cluster_by: Mapping[Pattern, tuple[str, ...]] = field(default_factory=dict)
     properties: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
-    modes: Mapping[Pattern, Mode] = field(default_factory=dict)
+    modes: Mapping[Pattern, tuple[Mode, ...]] = field(default_factory=dict)
+    """Of several, the mirror comes first."""
     deletes: Mapping[Pattern, Deletes] = field(default_factory=dict)
     truncate: Mapping[Pattern, Truncate] = field(default_factory=dict)
     metadata: Mapping[Pattern, Mapping[str, str]] = field(default_factory=dict)
@@ -224,8 +226,25 @@ class Layouts:
         )
 
     def mode_of(self, schema: str, table: str) -> Mode:
-        """Return a table's mode."""
-        return _of_table(self.modes, schema, table, "mirror")
+        """Return a table's mode: of several, that of the mirror, and the others stand beside it."""
+        return self._modes_of(schema, table)[0]
+
+    def besides_of(self, schema: str, table: str) -> tuple[Mode, ...]:
+        """Return in which modes further Delta tables stand beside a table's mirror."""
+        return self._modes_of(schema, table)[1:]
+
+    def _modes_of(self, schema: str, table: str) -> tuple[Mode, ...]:
+        return _of_table(self.modes, schema, table, ("mirror",))
+
+    def beside(self, mode: Mode | None) -> Layouts:
+        """Return the layouts of what stands beside mirrors in that mode; None: of the tables themselves.
+
+        What is said of rows that a mirror would lose is said of the mirror: the others lose none.
+        """
+        if mode is None:
+            return self
+        metadata = {} if mode == "history" else self.metadata
+        return replace(self, modes={(None, None): (mode,)}, deletes={}, truncate={}, metadata=metadata)
 
     def deletes_of(self, schema: str, table: str) -> Deletes:
         """Return how a table's rows are deleted.  Raises PubsubError (0A000) if its rows are to be marked, and it is no mirror."""
@@ -280,7 +299,7 @@ class Layouts:
         """
         layout = self.of(schema, table)
         given = {
-            f"mode = {layout.mode}": layout.mode != "mirror",
+            f"mode = {' + '.join(self._modes_of(schema, table))}": self._modes_of(schema, table) != ("mirror",),
             "partition_by": bool(layout.partition_by),
             "cluster_by": bool(layout.cluster_by),
             "register": self.registered_as(schema, table) is not None,
@@ -292,10 +311,13 @@ class Layouts:
                 hint=f"Leave it out of one of the options gather and {option.partition(' ')[0]}.",
             )
 
-    def registered_as(self, schema: str, table: str) -> TableName | None:
-        """Return a table's name in a catalog; None if it is to have none."""
+    def registered_as(self, schema: str, table: str, beside: Mode | None = None) -> TableName | None:
+        """Return the name in a catalog of a table, or of what stands beside it; None if it is to have none."""
         given = _of_table(self.register, schema, table, ())
-        return TableName(*given, *(schema, table)[len(given) - 1 :]) if given else None
+        if not given:
+            return None
+        catalog, within, name = (*given, *(schema, table)[len(given) - 1 :])
+        return TableName(catalog, within, name_beside(name, beside))
 
     def catalogs(self) -> set[str]:
         """Return the catalogs that `register` names."""

@@ -294,9 +294,9 @@ def refuse_unfit_source(options: SubscriptionOptions) -> None:
     for name in ("partition_by", "cluster_by", "register"):
         if getattr(options, name):
             raise _exclusive("source = …", f"{name} = …")
-    for mode in options.layouts.modes.values():
-        if mode != "mirror":
-            raise _exclusive("source = …", f"mode = {mode}")
+    for modes in options.layouts.modes.values():
+        if modes != ("mirror",):
+            raise _exclusive("source = …", f"mode = {' + '.join(modes)}")
 
 
 def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:

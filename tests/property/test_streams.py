@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import apply.pipeline.dispatch
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
-from apply.staging.destination import Destination
+from apply.staging.destination import Destinations
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, PreparedStore
 from pubsub.protocol.copyboth import XLOG_HEADER
@@ -174,8 +174,8 @@ class Node:
         self._whole = whole
         self.ahead = Ahead(self, delta, "pg_1", most, asyncio.Lock()) if most else None  # type: ignore[arg-type]
 
-    async def adapt_tables(self, batch: Batch, until_committed: object) -> dict[tuple[str, str], Destination]:
-        return destinations(self.versions)
+    async def adapt_tables(self, batch: Batch, until_committed: object) -> Destinations:
+        return [destinations(self.versions)]
 
     async def unchanged(self, announced: object) -> bool:
         return True

@@ -152,7 +152,7 @@ class Bench:
     async def destination(self) -> Destination:
         """Where a batch that is staged now goes."""
         async with asyncio.timeout(10):
-            found = await self.tables.adapt_tables(Batch({A.oid: A}), until_committed)
+            found, *_ = await self.tables.adapt_tables(Batch({A.oid: A}), until_committed)
         return found[("public", "a")]
 
     async def state(self) -> RelState:
@@ -161,7 +161,7 @@ class Bench:
 
     async def after(self, name: str = "a") -> Lsn | None:
         async with asyncio.timeout(10):
-            found = await self.tables.adapt_tables(Batch({A.oid: A, B.oid: B}), until_committed)
+            found, *_ = await self.tables.adapt_tables(Batch({A.oid: A, B.oid: B}), until_committed)
         return found[("public", name)].after if ("public", name) in found else None
 
 

@@ -18,7 +18,7 @@ from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
 from apply.pipeline.interfaces import Course, Limits
 from apply.pipeline.pipeline import Pipeline
-from apply.staging.destination import Destination
+from apply.staging.destination import Destination, Destinations
 from apply.worker_statistics import Figures
 from catalog.records import LastCommit
 from pubsub.delta.log.other_commits import OtherCommit
@@ -60,17 +60,18 @@ class MemoryTables:
         self._versions: dict[int, Lsn] = {}
         self._targets: dict[int, TargetTable] = dict(enumerate(delta.targets.values(), A.oid))
 
-    async def adapt_tables(self, batch: Batch, until_committed: Any) -> Mapping[tuple[str, str], Destination]:
+    async def adapt_tables(self, batch: Batch, until_committed: Any) -> Destinations:
         if self.alters:
             await until_committed()
             self.altered_at.append(self.version(A.oid))
-        return {
+        to = {
             ("public", t.path): Destination(
                 relid, t, "app", self.after.get(t.path, INVALID_LSN), contested=relid in self.contested
             )
             for relid, t in self._targets.items()
             if relid not in self.failures
         }
+        return [to]
 
     def failed(self, failures: Sequence[Failure]) -> None:
         self.failures.update((one.relid, one) for one in failures)

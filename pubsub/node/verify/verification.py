@@ -37,7 +37,6 @@ from pubsub.node.verify.comparison import Comparer, Found, Pace, Progress
 from pubsub.node.verify.repair import POINT_SECONDS, Ask, Broken, Repair
 from pubsub.node.verify.report import Report, TableReport
 from pubsub.node.verify.tables import chosen, obstacle
-from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
@@ -347,7 +346,7 @@ class _Tables:
 
             known = typed(error)
             return TableReport(name, "failed", lsn, version, reason=known.message, hint=known.hint)
-        operations = self._point.published.operations.get(Oid(relation.relid))
+        operations = self._point.published.operations.get(relation.oid)
         explained = _explained(relation, operations)
         report = _without_masked(_reported(name, lsn, version, found, explained), relation)
         if self._wanted.repair and report.outcome == "different":

@@ -100,7 +100,7 @@ def oids(state: State) -> dict[tuple[int, int], int]:
     counts = Counter(one.relid for one in state.relations)
     return {
         (one.subid, one.relid): one.relid
-        if counts[one.relid] == 1 and one.relid >= _FIRST_NORMAL
+        if counts[one.relid] == 1 and one.relid >= _FIRST_NORMAL and one.beside is None
         else _derived(one.subid, str(one.relid))
         for one in state.relations
     }

@@ -118,7 +118,7 @@ async def test_rows_are_replaced_within_a_halt_at_its_position() -> None:
     assert await p.pipeline.boundary.end_batch_at(Lsn(250), halts=True)
     p.stream.send([*row(2), *row(3)])
     async with p.pipeline.boundary.standing_at(Lsn(250)):
-        destination = (await p.tables.adapt_tables(p.pipeline.dispatcher.batch, None))["public", "a"]
+        destination = (await p.tables.adapt_tables(p.pipeline.dispatcher.batch, None))[0]["public", "a"]
         rows = pa.table([[2], ["repaired"]], schema=destination.table.schema)
         change = Folded(rows, rows.slice(0, 0), rows.select(["id"]), pa.table({}), False, False, 1, 0, 0)
         staged = p.delta.write(destination.table, change, replace_all=False)

@@ -46,7 +46,7 @@ async def test_what_the_catalog_got_since_it_was_read_is_known_at_the_first_batc
     bench.handover.attach(bench)
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
     async with asyncio.timeout(10):
-        found = await bench.tables.adapt_tables(Batch({A.oid: A}), until_committed)
+        found, *_ = await bench.tables.adapt_tables(Batch({A.oid: A}), until_committed)
     assert found[("public", "a")].app_id == bench.app_id(1)
 
 

@@ -90,7 +90,7 @@ async def test_changes_of_a_renamed_table_are_refused(bench: Bench) -> None:
     renamed = relation(A.oid, "other")
     with pytest.raises(NotInPrerequisiteState, match=r'relation "public\.other" does not exist'):
         await bench.tables.adapt_tables(Batch({A.oid: renamed}), until_committed)
-    assert await bench.tables.adapt_tables(Batch({77: relation(77, "other")}), until_committed) == {}
+    assert await bench.tables.adapt_tables(Batch({77: relation(77, "other")}), until_committed) == [{}]
 
 
 async def test_a_table_that_leaves_while_the_publisher_is_asked_for_its_name(bench: Bench) -> None:
@@ -99,14 +99,14 @@ async def test_a_table_that_leaves_while_the_publisher_is_asked_for_its_name(ben
     follower.now = {A.oid: ("public", "other")}
     tables = bench.follows(follower)
     await bench.ready(100)
-    assert await tables.adapt_tables(Batch({77: relation(77, "a")}), until_committed) == {}
+    assert await tables.adapt_tables(Batch({77: relation(77, "a")}), until_committed) == [{}]
 
 
 async def test_a_table_that_leaves_before_it_is_renamed(bench: Bench) -> None:
     """Until the batches before are committed, which may take long."""
     tables = bench.follows(Meanwhile(until_committed, at="never"))
     await bench.ready(100)
-    assert await tables.adapt_tables(Batch({A.oid: relation(A.oid, "other")}), bench.leaves) == {}
+    assert await tables.adapt_tables(Batch({A.oid: relation(A.oid, "other")}), bench.leaves) == [{}]
 
 
 class Renaming(Meanwhile):
@@ -123,7 +123,7 @@ class Renaming(Meanwhile):
 async def test_a_renamed_table_goes_on_under_its_new_name(bench: Bench) -> None:
     tables = bench.follows(Renaming(bench))
     await bench.ready(100)
-    found = await tables.adapt_tables(Batch({A.oid: relation(A.oid, "other")}), until_committed)
+    found, *_ = await tables.adapt_tables(Batch({A.oid: relation(A.oid, "other")}), until_committed)
     assert {name: one.relid for name, one in found.items()} == {("public", "other"): A.oid}
     (stored,) = await bench.catalog.relations(bench.subscription.oid)
     assert stored.qualified_name == "public.other"
@@ -160,6 +160,6 @@ async def test_the_publisher_is_asked_once_for_a_table_that_it_has_dropped(bench
     tables = bench.follows(follower)
     await bench.ready(100)
     for _ in range(2):
-        found = await tables.adapt_tables(Batch({77: relation(77, "a")}), until_committed)
+        found, *_ = await tables.adapt_tables(Batch({77: relation(77, "a")}), until_committed)
         assert [one.relid for one in found.values()] == [A.oid]
     assert follower.asked_for_names == [[A.oid]]

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from catalog.beside import relid_of
 from catalog.home_lock import DaemonLock
 from catalog.records import NewRelation, Request, Subscription, SubscriptionRel
 from catalog.states import RelState
@@ -27,6 +28,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.publication import PublishedTable
 from pubsub.settings import Settings
+from pubsub.sql.layouts import Layouts
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.parser import parse_one
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription
@@ -326,9 +328,34 @@ def test_refresh_knows_tables_by_name() -> None:
         Oid(oid): _published(oid, name)
         for oid, name in [(1, "kept"), (12, "made_again"), (13, "made_again_before_its_copy"), (5, "new")]
     }
-    gone, new = _difference(relations, published)
+    gone, new, having = _difference(relations, published, Layouts())
     assert [r.name for r in gone] == ["made_again_before_its_copy", "gone"]
     assert sorted(t.name for t in new.values()) == ["made_again_before_its_copy", "new"]
+    assert having == {1, 12}
+
+
+def test_refresh_knows_what_stands_beside_a_mirror() -> None:
+    """It joins and leaves as the option mode has it, and the mirror stays."""
+    published = {Oid(oid): _published(oid, name) for oid, name in [(1, "one"), (12, "made_again"), (3, "none")]}
+    relations = [
+        _relation(1, "one", RelState.READY),
+        _relation(relid_of(1, "history"), "one_history", RelState.DATASYNC),
+        _relation(relid_of(1, "scd2"), "one_scd2", RelState.READY),
+        _relation(2, "made_again", RelState.READY),
+        _relation(relid_of(2, "history"), "made_again_history", RelState.READY),
+        _relation(3, "none", RelState.READY),
+    ]
+    for mode, leaves, joins in (
+        ("mirror + history", ["one_scd2"], ["none"]),
+        ("public.one (mirror + scd2)", ["one_history", "made_again_history"], []),
+        ("", ["one_history", "one_scd2", "made_again_history"], []),
+        ("mirror + history + scd2", [], ["made_again", "none"]),
+    ):
+        layouts = Layouts.parse("", "", "", mode)
+        gone, new, having = _difference(relations, published, layouts)
+        assert [one.name for one in gone] == leaves, mode
+        assert [one.name for one in new.values()] == joins, mode
+        assert {1, 12, 3} <= having
 
 
 def test_slots_that_sync_workers_may_have_left() -> None:

@@ -42,7 +42,7 @@ async def rows_of(path: Path, following: Meanwhile | None, *batches: Mapping[Any
         )
         for names in batches:
             batch = Batch({oid: relation(oid, name) for oid, name in names.items()})
-            destinations = await table.adapt_tables(batch, until_committed)
+            (destinations,) = await table.adapt_tables(batch, until_committed)
             last = {oid: messages[-1][1] for oid, messages in batch.relations.items()}
             found.append({oid for oid, message in last.items() if (message.namespace, message.name) in destinations})
     return found
