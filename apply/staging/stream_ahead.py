@@ -84,6 +84,7 @@ class _Streamed:
     waiting: deque[tuple[Transaction, Mapping[int, pgoutput.Relation]]] = field(default_factory=deque)
     works: dict[tuple[str, str], _Work] = field(default_factory=dict)
     relations: dict[int, pgoutput.Relation] = field(default_factory=dict)
+    names: set[tuple[str, str]] = field(default_factory=set)
     passed_over: set[tuple[str, str]] = field(default_factory=set)
     in_vain: str | None = None
 
@@ -228,10 +229,7 @@ class Ahead:
             if batch.truncations:
                 self._give_up(streamed, "it truncates")
                 return
-            destinations, *besides = await self._tables.adapt_tables(batch, None)
-            if any(besides):
-                self._give_up(streamed, "tables stand beside mirrors")
-                return
+            destinations = await self._tables.adapt_tables(batch, None)
             streamed.relations.update((oid, messages[-1][1]) for oid, messages in batch.relations.items())
             reason = await in_thread(partial(self._stage_part, streamed, batch, destinations))
         except (PubsubError, OSError) as error:
@@ -243,12 +241,14 @@ class Ahead:
         if reason is not None:
             self._give_up(streamed, reason)
 
-    def _stage_part(
-        self, streamed: _Streamed, batch: Batch, destinations: Mapping[tuple[str, str], Destination]
-    ) -> str | None:
+    def _stage_part(self, streamed: _Streamed, batch: Batch, to: Destinations) -> str | None:
         """Stage a part; return a reason if the work is in vain.  Blocks."""
+        destinations, *besides = to
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         names = {(r.namespace, r.name) for oid in frames for _, r in batch.relations.get(oid, ())}
+        if any(name in some for some in besides for name in names):
+            return "a table stands beside a mirror"
+        streamed.names |= names
         streamed.passed_over |= names - destinations.keys()
         decoded = [
             (wanted, *decode(batch, wanted, frames, self._origin))
@@ -302,8 +302,8 @@ class Ahead:
         end = batch.last_lsn
         if any(name in destinations and destinations[name].after < end for name in streamed.passed_over):
             return None
-        if any(destination.after < end for some in besides for destination in some.values()):
-            return None  # which were being copied
+        if any(name in some and some[name].after < end for some in besides for name in streamed.names):
+            return None  # one was being copied
         wanted = {}
         by_relid = {destination.relid: destination for destination in destinations.values()}
         for name, work in streamed.works.items():

@@ -233,24 +233,28 @@ def test_streamed_while_one_is_copied(replica: Replica, fault: Faults) -> None:
     """What was staged for the mirror alone, before the history was copied, is for both of them when it commits."""
     replica.execute(
         f"ALTER DATABASE \"{replica.database.name}\" SET logical_decoding_work_mem = '64kB'",
-        "CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE PUBLICATION p FOR TABLE t",
+        "CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE TABLE other (LIKE t INCLUDING ALL)",
+        "CREATE PUBLICATION p FOR TABLE t, other",
     )
     fault.arm("copy planned public.t_history")
-    replica.subscribe(mode="'mirror + history'", streaming="parallel")
+    replica.subscribe(mode="'public.t (mirror + history)'", streaming="parallel")
     wait_until(lambda: replica.states()["public.t"] == "r", "the mirror to be ready")
     fault.wait("copy planned public.t_history")
     snapshots = Snapshots(replica.query, "t", "id, v, n")
     with psycopg.connect(replica.conninfo) as connection:
-        connection.execute("INSERT INTO t SELECT g, repeat('v', 500), g FROM generate_series(1, 60000) g")
-        before = replica.node.statistics(replica.name)["stream_bytes"]
-        wait_until(lambda: replica.node.statistics(replica.name)["stream_bytes"] > 16 << 20, f"parts of it ({before})")
+        # What is staged last, when the history is there, has rows of another table alone.
+        for table in ("t", "other"):
+            connection.execute(f"INSERT INTO {table} SELECT g, repeat('v', 500), g FROM generate_series(1, 60000) g")
+        wait_until(
+            lambda: replica.node.statistics(replica.name)["stream_bytes"] > 60 << 20, "parts of both to be there"
+        )
         fault.release("copy planned public.t_history")
         replica.until_ready()
         replica.execute("INSERT INTO t VALUES (-1, 'meanwhile', 1)")
         wait_until(lambda: any(row["id"] == -1 for row in replica.rows("t_history")), "the history to follow")
-        connection.execute("UPDATE t SET n = 0 WHERE id = 7")
+        connection.execute("INSERT INTO other VALUES (0, 'last', 1)")
     snapshots.take()
-    replica.assert_equal("t")
+    replica.assert_equal("t", "other")
     assert (
         as_of(replica.rows("t_history"), snapshots.taken[0].lsn, ("id", "v", "n"), ("id",)) == snapshots.taken[0].rows
     )
