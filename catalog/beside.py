@@ -10,6 +10,7 @@ table with a number of its mode above the 32 bits of an oid; its name is that of
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -39,3 +40,13 @@ def mode_of(relid: int) -> Mode | None:
 def published_name_of(relid: int, name: str) -> str:
     """Return the published table's name, by the relation's."""
     return name.removesuffix(name_beside("", mode_of(relid)))
+
+
+def shown_oid(subid: int, relid: int) -> int:
+    """Return what views show: the published table's oid, or one of its own for what stands beside a mirror."""
+    return relid if mode_of(relid) is None else derived_oid(subid, str(relid))
+
+
+def derived_oid(oid: int, what: str) -> int:
+    """Return another oid, always the same, of those that PostgreSQL comes to last."""
+    return zlib.crc32(f"{oid} {what}".encode()) >> 2 | 1 << 30

@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
+from catalog.beside import shown_oid
 from catalog.records import Registration, State, Subscription, SubscriptionRel, SubscriptionSequence
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -91,7 +92,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
     for rel in state.relations:
         registration = registrations.get((rel.subid, rel.relid), _NOT_REGISTERED)
         yield (
-            rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
+            rel.subid, shown_oid(rel.subid, rel.relid), rel.state.value, _lsn(rel.lsn),
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
             rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None, rel.mode,
             ", ".join(rel.left_out), ", ".join(rel.masked),
@@ -132,7 +133,8 @@ def _stat_subscription(state: State) -> Iterator[Row]:
         for w in workers:
             relation = names.get((w.subid, w.relid or 0))
             yield (
-                sub.oid, sub.name, w.worker_type, w.pid, w.relid, w.leader_pid, _lsn(w.received_lsn),
+                sub.oid, sub.name, w.worker_type, w.pid, None if w.relid is None else shown_oid(w.subid, w.relid),
+                w.leader_pid, _lsn(w.received_lsn),
                 w.last_msg_send_time, w.last_msg_receipt_time, _lsn(w.latest_end_lsn), w.latest_end_time,
                 _name(relation) if relation else None, _lsn(w.flush_lsn), _lsn(w.publisher_lsn), w.lag_bytes,
                 w.lag_seconds, retained, w.sync_state, error, hint,
@@ -172,7 +174,7 @@ def _progress_copy(state: State) -> Iterator[Row]:
         worker = workers.get((copy.subid, copy.relid))
         sub: Subscription = names[copy.subid]
         yield (
-            worker.pid if worker else None, _DATABASE, sub.target, copy.relid, "COPY FROM", "CALLBACK",
+            worker.pid if worker else None, _DATABASE, sub.target, shown_oid(copy.subid, copy.relid), "COPY FROM", "CALLBACK",
             copy.bytes_processed, copy.bytes_total or 0, copy.tuples_processed, 0, 0,
             copy.subid, _name(relation), copy.tuples_total,
         )  # fmt: skip
@@ -194,7 +196,8 @@ def _verification(state: State) -> Iterator[Row]:
         if relation is None or relation.copy_generation != v.generation:
             continue
         yield (
-            v.subid, names[v.subid], v.relid, _name(relation), v.outcome, _lsn(v.lsn), v.started, v.finished, v.equal_at,
+            v.subid, names[v.subid], shown_oid(v.subid, v.relid), _name(relation), v.outcome, _lsn(v.lsn), v.started,
+            v.finished, v.equal_at,
             v.differed_at, v.sampled, v.rows, v.delta_rows, v.missing, v.extra, v.different, v.ranges_left, v.repaired,
             v.reason, v.hint,
         )  # fmt: skip

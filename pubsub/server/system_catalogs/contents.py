@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from catalog.beside import derived_oid, shown_oid
 from catalog.records import State, SubscriptionRel
 from catalog.system_views import VIEWS
 from pubsub.delta import change_rows, versions
@@ -77,7 +78,7 @@ class Table:
 
     @property
     def index_oid(self) -> int:
-        return _derived(self.oid, "index")
+        return derived_oid(self.oid, "index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +91,13 @@ class Contents:
     rows: Mapping[str, list[Row]] = field(default_factory=dict)
 
 
-def _derived(oid: int, what: str) -> int:
-    """Return another oid, always the same."""
-    return zlib.crc32(f"{oid} {what}".encode()) >> 2 | 1 << 30
-
-
 def oids(state: State) -> dict[tuple[int, int], int]:
-    """Return the oid of each table, by (subscription, oid at the publisher)."""
+    """Return the oid of each table, by (subscription, relid)."""
     counts = Counter(one.relid for one in state.relations)
     return {
         (one.subid, one.relid): one.relid
         if counts[one.relid] == 1 and one.relid >= _FIRST_NORMAL and one.beside is None
-        else _derived(one.subid, str(one.relid))
+        else derived_oid(one.subid, str(one.relid))
         for one in state.relations
     }
 
@@ -192,6 +188,7 @@ def contents(state: State, settings: Sequence[tuple[str, str, str]], users: Iter
         columns = [column for column, _ in view.columns]
         rows[name] = [dict(zip(columns, row, strict=True)) for row in view.rows(state)]
     numbers = oids(state)
+    numbers = {(subid, shown_oid(subid, relid)): number for (subid, relid), number in numbers.items()}
     for row in rows["pg_subscription_rel"]:
         # As pg_class has it, so that the two can be joined.
         row["srrelid"] = numbers.get((row["srsubid"], row["srrelid"]), row["srrelid"])  # type: ignore[index]
@@ -259,7 +256,7 @@ def _indexes(known: Contents) -> list[Row]:
 
 def _constraints(known: Contents) -> list[Row]:
     return [
-        {"oid": _derived(one.oid, "constraint"), "conname": f"{one.name}_pkey", "connamespace": known.schemas[one.schema],
+        {"oid": derived_oid(one.oid, "constraint"), "conname": f"{one.name}_pkey", "connamespace": known.schemas[one.schema],
          "contype": "p", "condeferrable": False, "condeferred": False, "conenforced": True, "convalidated": True,
          "conrelid": one.oid, "contypid": 0, "conindid": one.index_oid, "conparentid": 0, "confrelid": 0,
          "conislocal": True, "coninhcount": 0, "connoinherit": True, "conperiod": False,

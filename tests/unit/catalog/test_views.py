@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from catalog.beside import relid_of
 from catalog.records import NewRelation, NewSubscription, SubscriptionSequence
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -16,6 +17,8 @@ from catalog.system_views import VIEWS
 from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError, UndefinedTable
 from pubsub.node.query import Rows, select_and_reset
 from pubsub.protocol.lsn import Lsn
+from pubsub.server.system_catalogs import contents
+from pubsub.sql.layout_rules import name_beside
 from pubsub.sql.options import SubscriptionOptions
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -221,3 +224,33 @@ async def test_options_of_19_stand_at_the_end_of_pg_subscription(catalog: Catalo
     changes = replace(SubscriptionOptions(), wal_receiver_timeout=90.0, max_retention_duration=5)
     await catalog.alter_subscription(16384, options=changes)
     assert await rows(catalog, shown) == [("90s", False, 5)]
+
+
+async def test_what_stands_beside_a_mirror_has_an_oid_of_its_own(tmp_path: Path) -> None:
+    """One of 32 bits, by which views can be joined, and the server's pg_class."""
+    async with await Catalog.open(tmp_path / "catalog.db") as opened:
+        relations = [
+            NewRelation(relid_of(20_000, mode), "public", name_beside("t", mode), f"/w/{mode}", estimated_rows=rows)
+            for mode, rows in ((None, 1), ("history", 2), ("scd2", 3))
+        ]
+        new = NewSubscription("one", "host=h", ("p",), SubscriptionOptions(), "one", "one")
+        sub = await opened.create_subscription(new, relations)
+        for one in relations:
+            await opened.begin_copy(sub.oid, one.relid)
+            await opened.put_copy_progress(sub.oid, one.relid, 1, one.estimated_rows, 1)
+        joined = await rows(
+            opened,
+            "SELECT r.relation, r.srrelid, r.mode, p.tuples_total FROM pg_subscription_rel r "
+            "JOIN pg_stat_progress_copy p ON (p.subid, p.relid) = (r.srsubid, r.srrelid) ORDER BY r.relation",
+        )
+        assert [(relation, mode, total) for relation, _, mode, total in joined] == [
+            ("public.t", None, 1),
+            ("public.t_history", "history", 2),
+            ("public.t_scd2", "scd2", 3),
+        ]
+        shown = [oid for _, oid, _, _ in joined]
+        assert shown[0] == 20_000
+        assert len(set(shown)) == 3
+        assert max(shown) < 1 << 32
+        assert sorted(contents.oids(await opened.state()).values()) == sorted(shown)
+        assert {one.oid for one in (await opened.state()).relations} == {20_000}
