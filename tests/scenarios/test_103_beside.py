@@ -204,8 +204,8 @@ def test_prepared_and_streamed(node: RunningNode, streaming: str) -> None:
     with EmbeddedPostgres(
         "18", settings={"max_prepared_transactions": 5, "logical_decoding_work_mem": "64kB"}
     ) as server:
-        server.create_database("prepared")
-        replica = Replica(node, Database(server, "prepared"))
+        server.create_database(f"prepared_{streaming}")
+        replica = Replica(node, Database(server, f"prepared_{streaming}"))
         try:
             snapshots = _begin(replica, "mirror + history", two_phase="true", streaming=streaming)
             enabled(replica)
