@@ -160,24 +160,31 @@ class ApplyTables:
 
     async def _entries_with_columns(self, batch: Batch) -> list[RelationEntry]:
         """Return the tables that get changes of the batch, with their columns; wait for sync workers where necessary."""
-        found: list[RelationEntry] = []
-        for entry in [entry for name in _names(batch) for entry in self.relations.named.get(name, ())]:
-            if entry.after is None or not self.relations.is_here(entry):
-                continue
-            must_be_known = not entry.synced and (entry.contested or entry.relation.kept_rows is not None)
-            if entry.relation.definition is None or must_be_known:
-                # Its Delta table is still to be created, or its rows must be known.
-                await self._until_synced(entry)
-                await self.relations.load()
-                if not self.relations.is_here(entry) or entry.stopped:
-                    continue
-            if entry.columns is None:
-                columns = await self.relations.columns_of(entry)
-                if columns.app_id != entry.app_id:
-                    continue  # a new copy has begun meanwhile
-                entry.columns = columns
-            found.append(entry)
-        return found
+        here = self.relations
+        return [
+            entry
+            for name in _names(batch)
+            for entry in here.named.get(name, ())  # as it is by then
+            if await self._with_columns(entry)
+        ]
+
+    async def _with_columns(self, entry: RelationEntry) -> bool:
+        """Return whether a table gets changes, and has its columns by now."""
+        if entry.after is None or not self.relations.is_here(entry):
+            return False
+        must_be_known = not entry.synced and (entry.contested or entry.relation.kept_rows is not None)
+        if entry.relation.definition is None or must_be_known:
+            # Its Delta table is still to be created, or its rows must be known.
+            await self._until_synced(entry)
+            await self.relations.load()
+            if not self.relations.is_here(entry) or entry.stopped:
+                return False
+        if entry.columns is None:
+            columns = await self.relations.columns_of(entry)
+            if columns.app_id != entry.app_id:
+                return False  # a new copy has begun meanwhile
+            entry.columns = columns
+        return True
 
     async def _follow_schema_changes(
         self, batch: Batch, entries: Sequence[RelationEntry], until_committed: UntilCommitted | None

@@ -408,13 +408,14 @@ def _tell_of_lookups(session: Session, plans: Collection[Plan]) -> None:
 
     for one in plans:
         where, definition = one.choice.where, one.definition
+        published = f"{definition.schema}.{definition.name}"
         lacking = None if where is None or not definition.identity_key else untold_column(where, definition)
         if lacking is not None:
             session.notice(
                 f'rows of table "{one.target.relation}" are looked up in the Delta table whenever they change',
                 detail=f'Column "{lacking}" of the condition of the option where is not part of the replica identity. A row that '
                 "meets the condition by an UPDATE which leaves values unsent (TOAST) is an error.",
-                hint=f"ALTER TABLE {one.target.relation} REPLICA IDENTITY FULL; has changes tell what rows were before.",
+                hint=f"ALTER TABLE {published} REPLICA IDENTITY FULL; has changes tell what rows were before.",
             )
 
 

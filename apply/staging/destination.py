@@ -14,6 +14,7 @@ from apply.staging.emptied import Emptied, with_deletions
 from apply.staging.fold import fold
 from apply.staging.matching_rows import NotTold, settled, untold
 from apply.staging.own_columns import with_own
+from catalog.beside import published_name_of
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Conflicting, Folded, Present
@@ -214,6 +215,8 @@ def blaming(destination: Destination) -> Iterator[None]:
         yield
     except PubsubError as error:
         error.relid = destination.relid
+        if isinstance(error, NotTold):
+            error.hint = error.hint_for(published_name_of(destination.relid, destination.table.relation))
         raise
 
 

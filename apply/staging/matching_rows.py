@@ -46,16 +46,19 @@ if TYPE_CHECKING:
 
 
 class NotTold(NotInPrerequisiteState):
-    """A change lacks what the condition needs, or what a row that comes needs; `seq`: its number in the batch."""
+    """A change lacks what the condition needs, or what a row that comes needs; `seq`: its number in the batch.
 
-    def __init__(self, message: str, detail: str, relation: str, seq: int) -> None:
-        super().__init__(
-            message,
-            # What stops alone gets a hint of its own about RESYNC TABLE.
-            detail=f"{detail} Afterwards RESYNC TABLE copies the table anew.",
-            hint=f"On the publisher: ALTER TABLE {relation} REPLICA IDENTITY FULL;",
-        )
+    Its hint (`hint_for`) names the published table.
+    """
+
+    def __init__(self, message: str, detail: str, seq: int) -> None:
+        # What stops alone gets a hint of its own about RESYNC TABLE.
+        super().__init__(message, detail=f"{detail} Afterwards RESYNC TABLE copies the table anew.")
         self.seq = seq
+
+    @staticmethod
+    def hint_for(published: str) -> str:
+        return f"On the publisher: ALTER TABLE {published} REPLICA IDENTITY FULL;"
 
 
 def needed(table: TargetTable) -> frozenset[str] | None:
@@ -162,7 +165,6 @@ def _require_lookup(table: TargetTable, lacking: str, changes: Changes, concerne
         raise NotTold(
             f'a change of table "{table.relation}" does not tell whether its row met the condition of the option where before',
             f'Column "{lacking}" of the condition is not part of the replica identity, and {reason}.',
-            table.relation,
             _first(changes, concerned),
         )
 
@@ -174,7 +176,6 @@ def _require_whole(table: TargetTable, changes: Changes, comes: Mask) -> None:
                 f'a row of table "{table.relation}" meets the condition of the option where by now, and the publisher did not send '
                 "all of it",
                 f'The value of column "{name}" is stored out of line (TOAST), and an UPDATE has left it as it was.',
-                table.relation,
                 _first(changes, mask & comes),
             )
 
@@ -246,6 +247,5 @@ def _not_sent(table: TargetTable, name: str, changes: Changes, unsent: Mask) -> 
     return NotTold(
         f'an UPDATE of table "{table.relation}" has left the value of column "{name}" as it was, and the publisher did not send it',
         "The condition of the option where needs it.",
-        table.relation,
         _first(changes, unsent),
     )

@@ -53,10 +53,17 @@ def located(options: Options) -> Located:
     if relation.mode is None:
         raise _has_no_rows(relation.qualified_name)
     if relation.mode != "history":
+        besides = [
+            one
+            for one in state.relations
+            if (one.subid, one.oid, one.beside) == (relation.subid, relation.oid, "history")
+        ]
         raise FeatureNotSupported(
             f'table "{relation.qualified_name}" does not keep its changes',
             detail="It is a mirror." if relation.mode == "mirror" else f"Its mode is {relation.mode}.",
-            hint="Subscribe to it with mode = history: the source reads the changes that a history keeps.",
+            hint=f'"{besides[0].qualified_name}" does, which stands beside it.'
+            if besides
+            else "Subscribe to it with mode = history: the source reads the changes that a history keeps.",
         )
     return Located(relation.path, str(home), _covered(state, relation))
 

@@ -12,12 +12,14 @@ import pytest
 from deltalake import DeltaTable
 
 from apply.staging import stage_batch
+from pubsub.masks import VARIABLE
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.scenarios.test_051_two_phase import enabled
 from tests.scenarios.test_097_scd2 import CHANGES, SETUP
 from tests.support.history import as_of
+from tests.support.masks import KEY
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 from tests.support.versions import Snapshots, current
 
@@ -89,10 +91,11 @@ def test_all_are_the_publishers(
     assert counted == len(replica.rows("t_history"))
 
 
-def _begin(replica: Replica, mode: str, **options: object) -> Snapshots:
+def _begin(replica: Replica, mode: str, identity: str = "DEFAULT", **options: object) -> Snapshots:
     replica.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text, n int); INSERT INTO t SELECT g, 'v' || g, g FROM generate_series(1, 9) g;"
-        "CREATE TABLE other (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t, other"
+        "CREATE TABLE other (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t, other",
+        f"ALTER TABLE t REPLICA IDENTITY {identity}",
     )
     replica.subscribe(mode=f"'public.t ({mode})'", **options)
     replica.until_ready()
@@ -298,3 +301,45 @@ def test_refused(replica: Replica) -> None:
     ):
         replica.assert_refused(f"mode = {mode}", sqlstate, message)
     assert not replica.slots()
+
+
+@pytest.mark.full
+def test_begun_without_a_copy_and_with_all_anew(replica: Replica) -> None:
+    """A history has what changes from then on; a slot that is lost costs a copy of each."""
+    snapshots = _begin(replica, "mirror")
+    replica.alter("SET (mode = '* (mirror + history)')")
+    replica.alter("REFRESH PUBLICATION WITH (copy_data = false)")
+    replica.until_ready()
+    replica.execute("UPDATE t SET n = 50 WHERE id = 1", "INSERT INTO other VALUES (1)")
+    replica.assert_equal("t", "other")
+    assert [(row["_pubsub_op"], row["id"], row["n"]) for row in replica.rows("t_history")] == [("U", 1, 50)]
+    assert [(row["_pubsub_op"], row["id"]) for row in replica.rows("other_history")] == [("I", 1)]
+    replica.alter("DISABLE")
+    replica.execute("UPDATE t SET n = 51 WHERE id = 1")
+    wait_until(lambda: not replica.query("SELECT 1 FROM pg_replication_slots WHERE active"), "the worker to end")
+    replica.execute(f"SELECT pg_drop_replication_slot('{replica.name}')")
+    replica.alter("ENABLE")
+    replica.alter("RESYNC TABLE t, other, t_history, other_history")
+    replica.until_ready()
+    snapshots.take()
+    replica.execute("DELETE FROM t WHERE id = 1")
+    snapshots.take()
+    replica.assert_equal("t", "other")
+    for one in snapshots.taken:
+        assert as_of(replica.rows("t_history"), one.lsn, one.names, ("id",)) == one.rows
+
+
+@pytest.mark.full
+def test_conditions_and_masks_hold_for_all(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    _begin(replica, "mirror + history", "FULL", where="'public.t (n > 3)'", mask="'public.t (v hash)'")
+    replica.execute(
+        "UPDATE t SET n = n + 1 WHERE id IN (3, 8)", "UPDATE t SET n = 0 WHERE id = 9", "DELETE FROM t WHERE id = 8"
+    )
+    replica.caught_up()
+    rows = replica.rows("t")
+    assert Counter((row["id"], row["n"]) for row in rows) == Counter(replica.query("SELECT id, n FROM t WHERE n > 3"))
+    history = replica.rows("t_history")
+    held = Counter(replica.query("SELECT id, n FROM t WHERE n > 3"))
+    assert as_of(history, (1 << 63) - 1, ("id", "n"), ("id",)) == held
+    assert all(len(row["v"]) > 20 for row in [*rows, *history] if row["v"] is not None)
