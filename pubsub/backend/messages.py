@@ -192,10 +192,10 @@ def ready(status: bytes) -> bytes:
     return message(b"Z", status)
 
 
-def error(failure: PubsubError, severity: str = "ERROR", position: int | None = None) -> bytes:
+def error(failure: PubsubError, severity: str = "ERROR", position: int | None = None, *, codec: str = "utf-8") -> bytes:
     """Return an ErrorResponse, or with another `severity` than ERROR, FATAL and PANIC a NoticeResponse.
 
-    `position`: of the mistake in the query, in characters from 1.
+    `position`: of the mistake in the query, in characters from 1.  `codec`: Python's name for the client's encoding.
     """
     fields = [
         (b"S", severity),
@@ -207,10 +207,16 @@ def error(failure: PubsubError, severity: str = "ERROR", position: int | None = 
         (b"W", failure.context),
         (b"P", None if position is None else str(position)),
     ]
-    body = b"".join(
-        code + text.encode("utf-8", "surrogateescape").replace(b"\0", b"") + b"\0" for code, text in fields if text
-    )
+    body = b"".join(code + _encoded(text, codec).replace(b"\0", b"") + b"\0" for code, text in fields if text)
     return message(b"E" if severity in {"ERROR", "FATAL", "PANIC"} else b"N", body + b"\0")
+
+
+def _encoded(text: str, codec: str) -> bytes:
+    """Return text as a client reads it; bytes that were no text stay, and what its encoding lacks is a question mark."""
+    try:
+        return text.encode(codec, "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(codec, "replace")
 
 
 def is_fatal(kind: bytes, body: bytes) -> bool:

@@ -625,6 +625,27 @@ def test_names_in_other_alphabets(served: Publish, database: Database, encoding:
         assert found[0][0]
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "KOI8R", "SQL_ASCII", "UTF8"])
+def test_errors_are_in_the_clients_encoding(served: Publish, database: Database, encoding: str) -> None:
+    """Names in the words of an error come back as they were sent, from us as from PostgreSQL."""
+    found = []
+    name = "пé"  # of which each encoding has a letter, or none
+    for conninfo in (database.conninfo, served.conninfo()):
+        here = make_conninfo(conninfo, client_encoding=encoding)
+        with Walsender(here) as walsender:
+            codec = {"LATIN1": "latin1", "KOI8R": "koi8-r"}.get(encoding, "utf-8")
+            said = []
+            for letter in name:
+                with suppress(UnicodeEncodeError):
+                    sent = letter.encode(codec)
+                    result = walsender.pgconn.exec_(b'DROP_REPLICATION_SLOT "' + sent + b'"')
+                    said.append((sent in result.error_message, result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)))
+            found.append(said)
+    assert found[1] == found[0]
+    assert found[0]
+    assert all(whole for whole, _ in found[0])
+
+
 def _executed(session: psycopg.Connection[Any], statement: str) -> bool:
     with suppress(psycopg.errors.ObjectInUse):
         session.execute(statement)

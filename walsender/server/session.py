@@ -330,11 +330,11 @@ class Session:
         if kind in b"PBDEC":
             # The server answers the Sync (postgres.c: ignore_till_sync).
             await self.exchange.fail()
-            self.send(_error(error))
+            self.send(self.error(error))
             self._skipping = True
             return
         await self.exchange.idle()
-        self.send(_error(error))
+        self.send(self.error(error))
         await self.exchange.fail()
         self.send(self.exchange.reports() + m.ready(self.status))
 
@@ -394,7 +394,7 @@ class Session:
             self._in_batch = False
 
     def _notice(self, notice: PubsubError) -> None:
-        self.send(m.error(notice, "NOTICE"))
+        self.send(self.error(notice, "NOTICE"))
 
     def _is_readable(self, text: str, body: bytes) -> bool:
         """Return whether a query is one text in the client's encoding; of another one the server says what is wrong."""
@@ -402,11 +402,22 @@ class Session:
             return False
         return self.client_encoding != "UTF8" or text.isascii() or not _UNDECODED.search(text)
 
+    @property
+    def _codec(self) -> str:
+        is_utf8 = self.client_encoding in {"", "UTF8", "SQL_ASCII"}
+        return "utf-8" if is_utf8 else client_codec(self.client_encoding)
+
     def in_unicode(self, text: str) -> str:
         """Return a message's text, which was read as UTF-8, as the client's encoding has it."""
-        if self.client_encoding in {"", "UTF8", "SQL_ASCII"} or text.isascii():
+        if text.isascii() or self._codec == "utf-8":
             return text
-        return text.encode("utf-8", "surrogateescape").decode(client_codec(self.client_encoding), "surrogateescape")
+        return text.encode("utf-8", "surrogateescape").decode(self._codec, "surrogateescape")
+
+    def error(self, failure: PubsubError, severity: str = "ERROR") -> bytes:
+        """Return an error or notice in the client's encoding; one of the upstream server's as that has sent it."""
+        if isinstance(failure, RefusedError):
+            return m.message(b"E", failure.body)
+        return m.error(failure, severity, codec=self._codec)
 
     async def forward(self, kind: bytes, body: bytes) -> None:
         """Pass a message on; its answer goes to the client."""
@@ -438,10 +449,6 @@ class Session:
 
 def _no_message(kind: bytes) -> PubsubError:
     return ProtocolViolation(f"invalid frontend message type {kind[0]}")
-
-
-def _error(error: PubsubError) -> bytes:
-    return m.message(b"E", error.body) if isinstance(error, RefusedError) else m.error(error)
 
 
 def _logged_in(login: scram.Login, code: int, body: bytes) -> bytes:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from pubsub.backend import messages as m
 from pubsub.errors import FeatureNotSupported, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.repl_gram import cut_name
@@ -329,6 +328,6 @@ async def _read(
                 call.slot.changed = True
                 return None
             case b"W":
-                session.send(m.error(PubsubError(**json.loads(content)), "WARNING"))
+                session.send(session.error(PubsubError(**json.loads(content)), "WARNING"))
             case _:
                 raise PubsubError(**json.loads(content))

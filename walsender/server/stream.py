@@ -168,7 +168,7 @@ class Stream:
             raise m.Closed
         if end.how == BROKEN:
             assert end.error is not None
-            session.send(m.error(requests.error_of(end.error), "FATAL"))
+            session.send(session.error(requests.error_of(end.error), "FATAL"))
             raise m.Closed
         await asking.query(_SET_IDLE, [str(idle)])
         if end.error is not None:
