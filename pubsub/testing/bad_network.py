@@ -20,6 +20,8 @@ from typing import Final, Self
 _PIECE: Final = 1 << 16
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST."""
+_READY: Final = b"Z\0\0\0\x05"
+"""ReadyForQuery, without the transaction's status."""
 
 
 class _Link:
@@ -28,6 +30,7 @@ class _Link:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = client, server
         self.silent = False
+        self.spared = False
         self.closed = False
 
     def close(self, *, reset: bool) -> None:
@@ -40,10 +43,13 @@ class _Link:
 
 
 class BadNetwork:
-    """The proxy, to a port on this machine.  `piece`: how many bytes are passed on at a time, `delay`: seconds before each."""
+    """The proxy, to a port on this machine.  `piece`: how many bytes are passed on at a time, `delay`: seconds before each.
 
-    def __init__(self, target: int, *, piece: int = _PIECE, delay: float = 0.0) -> None:
-        self.target, self.piece, self.delay = target, piece, delay
+    `spares`: a client's words (of PostgreSQL's protocol) after which a connection is not cut before the server has answered.
+    """
+
+    def __init__(self, target: int, *, piece: int = _PIECE, delay: float = 0.0, spares: bytes | None = None) -> None:
+        self.target, self.piece, self.delay, self.spares = target, piece, delay, spares
         self.cuts = 0
         """How many connections were cut."""
         self.connections = 0
@@ -141,8 +147,12 @@ class BadNetwork:
                         if self._falls_silent(len(data)):
                             link.silent = True
                             continue
-                        passed = self._allowed(len(data))
+                        if source is link.client:
+                            link.spared |= self.spares is not None and self.spares in data
+                        passed = self._allowed(len(data), spared=link.spared)
                         other.sendall(data[:passed])
+                        if source is link.server and data[-6:-1] == _READY:
+                            link.spared = False
                         if passed < len(data):
                             reset = True
                             break
@@ -163,9 +173,12 @@ class BadNetwork:
             self._until_silence = None
             return True
 
-    def _allowed(self, count: int) -> int:
+    def _allowed(self, count: int, *, spared: bool) -> int:
         with self._lock:
             if self._left is None:
+                return count
+            if spared:
+                self._left = max(self._left - count, 0)
                 return count
             if count <= self._left:
                 self._left -= count
