@@ -423,7 +423,7 @@ def run(replica: Replica, cases: tuple[Case, ...], *, behind: bool = False, **op
     replica.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(names)} WITH (publish_via_partition_root)")
     replica.subscribe(**options)
     replica.assert_equal(*names)
-    if options.get("two_phase"):
+    if options.get("two_phase") == "true":
         enabled = "SELECT bool_and(two_phase) FROM pg_replication_slots WHERE database = current_database()"
         wait_until(lambda: replica.query(enabled) == [(True,)], "two-phase commit to be enabled")
     for stage in range(max(len(case.stages) for case in cases)):
