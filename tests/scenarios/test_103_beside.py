@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from apply.staging import stage_batch
+from pubsub.errors import DuplicateObject
 from pubsub.masks import VARIABLE
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
@@ -24,12 +25,17 @@ from tests.support.replica import Faults, Replica, RunningNode, wait_until
 from tests.support.versions import Snapshots, current
 
 
+def _assert_history(replica: Replica, snapshots: Snapshots) -> None:
+    """Check that the history tells what the publisher's table was at each moment that was asked for."""
+    history = replica.rows(f"{snapshots.table}_history")
+    for one in snapshots.taken:
+        assert as_of(history, one.lsn, one.names, ("id",)) == one.rows, Lsn(one.lsn)
+
+
 def _assert_told(replica: Replica, snapshots: Snapshots) -> None:
     """Check that mirror, history and versions of the table are the publisher's, at each moment that was asked for."""
     replica.assert_equal("t")
-    history = replica.rows("t_history")
-    for one in snapshots.taken:
-        assert as_of(history, one.lsn, one.names, ("id",)) == one.rows, Lsn(one.lsn)
+    _assert_history(replica, snapshots)
     versions = replica.rows("t_scd2")
     snapshots.assert_held(versions)
     assert len(current(versions)) == len(replica.rows("t"))
@@ -149,8 +155,7 @@ def test_followed_by_name_and_columns(replica: Replica) -> None:
     replica.execute("DELETE FROM u WHERE id = 4")
     snapshots.take()
     replica.assert_equal("t", "u")
-    for one in snapshots.taken:
-        assert as_of(replica.rows("u_history"), one.lsn, one.names, ("id",)) == one.rows
+    _assert_history(replica, snapshots)
     snapshots.assert_held(replica.rows("u_scd2"))
     replica.alter("RESYNC TABLE u_history")
     before = replica.relation("u").copy_generation
@@ -184,8 +189,7 @@ def test_made_anew_on_the_publisher(replica: Replica) -> None:
     replica.execute("INSERT INTO t VALUES (2, 'more', 2)")
     snapshots.take()
     replica.assert_equal("t")
-    for one in snapshots.taken:
-        assert as_of(replica.rows("t_history"), one.lsn, one.names, ("id",)) == one.rows
+    _assert_history(replica, snapshots)
     assert replica.relation("t").oid == replica.relation("t_history").oid == replica.relation("t").relid
 
 
@@ -225,8 +229,7 @@ def test_prepared_and_streamed(node: RunningNode, streaming: str) -> None:
                 )
                 snapshots.take()
             replica.assert_equal("t")
-            for one in snapshots.taken:
-                assert as_of(replica.rows("t_history"), one.lsn, one.names, ("id",)) == one.rows
+            _assert_history(replica, snapshots)
         finally:
             replica.leave()
 
@@ -325,8 +328,7 @@ def test_begun_without_a_copy_and_with_all_anew(replica: Replica) -> None:
     replica.execute("DELETE FROM t WHERE id = 1")
     snapshots.take()
     replica.assert_equal("t", "other")
-    for one in snapshots.taken:
-        assert as_of(replica.rows("t_history"), one.lsn, one.names, ("id",)) == one.rows
+    _assert_history(replica, snapshots)
 
 
 @pytest.mark.full
@@ -343,3 +345,44 @@ def test_conditions_and_masks_hold_for_all(replica: Replica, monkeypatch: pytest
     held = Counter(replica.query("SELECT id, n FROM t WHERE n > 3"))
     assert as_of(history, (1 << 63) - 1, ("id", "n"), ("id",)) == held
     assert all(len(row["v"]) > 20 for row in [*rows, *history] if row["v"] is not None)
+
+
+@pytest.mark.full
+def test_a_table_of_that_name_comes_later(replica: Replica) -> None:
+    """It is refused, also where tables join by themselves, and what is there goes on."""
+    snapshots = _begin(replica, "mirror + history")
+    before = replica.states()
+    replica.execute(
+        "CREATE TABLE t_history (LIKE t INCLUDING ALL)",
+        "INSERT INTO t_history VALUES (1, 'a', 1)",
+        "ALTER PUBLICATION p ADD TABLE t_history",
+    )
+    for _ in range(2):
+        with pytest.raises(DuplicateObject, match=r'is that of relation "public\.t_history", too'):
+            replica.alter("REFRESH PUBLICATION")
+        replica.alter("SET (new_tables = follow)")
+    replica.execute("UPDATE t SET n = 5 WHERE id = 5", "UPDATE t_history SET n = 2", "DELETE FROM t WHERE id = 6")
+    snapshots.take()
+    replica.assert_equal("t")
+    _assert_history(replica, snapshots)
+    assert replica.states() == before
+
+
+@pytest.mark.full
+def test_dropped_while_one_is_copied(replica: Replica, fault: Faults) -> None:
+    """Its sync slot goes with the subscription, or with the option."""
+    fault.arm("copy planned public.t_history")
+    replica.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    replica.subscribe(mode="'mirror + history'")
+    fault.wait("copy planned public.t_history")
+    wait_until(lambda: replica.states()["public.t"] == "r", "the mirror to be ready")
+    assert len(replica.slots()) == 2
+    replica.alter("SET (mode = mirror)")
+    replica.alter("REFRESH PUBLICATION")
+    wait_until(lambda: replica.slots() == [replica.name], "its slot to be dropped")
+    replica.alter("SET (mode = 'mirror + scd2')")
+    fault.arm("copy planned public.t_scd2")
+    replica.alter("REFRESH PUBLICATION")
+    fault.wait("copy planned public.t_scd2")
+    replica.drop()
+    assert replica.slots() == []

@@ -25,7 +25,7 @@ _TABLES = (
 _ROWS = "INSERT INTO t SELECT g, repeat('x', g % 90) FROM generate_series(1, 2000) g"
 
 # PostgreSQL's sync worker drops its slot in the transaction that stores s, and a slot that is missing is an error then (tablesync.c:
-# process_syncing_tables_for_sync): if the answer is lost, the table stays in f without a slot, whoever the publisher is.
+# process_syncing_tables_for_sync): if the answer is lost, the table stays in f without a slot, with any publisher.
 _SPARED = b"DROP_REPLICATION_SLOT"
 
 
