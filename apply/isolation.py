@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from apply.batch import Batch, Transaction
-from apply.staging.destination import Destination
+from apply.staging.destination import Destination, Destinations
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from catalog.records import SubscriptionRel
@@ -33,8 +33,6 @@ NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")
 
 StopAlone = Callable[[int, PubsubError, Lsn], Awaitable[None]]
 """Stop the table with this relid alone, at this LSN; raises the error if the subscription does not isolate failures."""
-
-_Destinations = Mapping[tuple[str, str], Destination]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def hint_to_resync(error: PubsubError, subscription: str, relation: Subscription
 
 
 def stage_isolating(
-    batch: Batch, destinations: _Destinations, writers: TableWriters, origin: str
+    batch: Batch, destinations: Destinations, writers: TableWriters, origin: str
 ) -> tuple[list[StagedTable], list[Failure]]:
     """Stage as stage_batch does, but leave out failing tables, or the transactions from their failure on.
 
@@ -88,10 +86,12 @@ def stage_isolating(
             if error.relid is None or not will_last(error):
                 raise
             failures[error.relid] = failure(error, batch)
-            destinations = _narrowed(destinations, error, batch)
+            destinations = [_narrowed(some, error, batch) for some in destinations]
 
 
-def _narrowed(destinations: _Destinations, error: PubsubError, batch: Batch) -> _Destinations:
+def _narrowed(
+    destinations: Mapping[tuple[str, str], Destination], error: PubsubError, batch: Batch
+) -> Mapping[tuple[str, str], Destination]:
     """Limit the failing table to the transactions before the failing one.
 
     The table is left out if there are none, or if the failing transaction is unknown.

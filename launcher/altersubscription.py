@@ -297,8 +297,7 @@ def _difference(
         name = relation.schema, relation.published_name
         oid = by_name.get(name)
         copied = relation.state in (RelState.SYNCDONE, RelState.READY)
-        wanted = relation.beside is None or relation.beside in layouts.besides_of(*name)
-        if oid is not None and wanted and (oid == relation.oid or copied):
+        if oid is not None and relation.beside in layouts.relations_of(*name) and (oid == relation.oid or copied):
             kept.add(relid_of(oid, relation.beside))
         else:
             gone.append(relation)
@@ -312,7 +311,7 @@ def _lacking(
     return {
         oid: table
         for oid, table in published.items()
-        if any(relid_of(oid, one) not in having for one in (None, *layouts.besides_of(table.schema, table.name)))
+        if any(relid_of(oid, one) not in having for one in layouts.relations_of(table.schema, table.name))
     }
 
 

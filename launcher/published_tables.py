@@ -174,7 +174,7 @@ async def plan(
         schema, place = layouts.sharing.place_of(*name)
         choice = choose(layouts, definition, table.attnames, None)
         source = layouts.sharing.source_of(*name)
-        for beside in (None, *layouts.besides_of(*name)):
+        for beside in layouts.relations_of(*name):
             if relid_of(table.oid, beside) in having:
                 continue
             path = table_path(session.settings.warehouse_uri, target, schema, name_beside(place, beside))

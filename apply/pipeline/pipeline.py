@@ -432,22 +432,12 @@ class Pipeline:
                 await self._until_not_committing()
 
             def stage(destinations: Destinations = destinations) -> None:
-                failures: list[Failure] = []
-                done: list[StagedTable] = []
-                try:
-                    for some in destinations:
-                        if self._isolates:
-                            staged_tables, failed = stage_isolating(batch, some, self._writers, tables.origin)
-                            done += staged_tables
-                            failures += failed
-                        else:
-                            done += stage_batch(batch, some, self._writers, tables.origin)
-                except BaseException:
-                    for one in done:
-                        discard(one.staged)
-                    raise
-                staged.tables.extend(done)
-                staged.failures.extend(failures)
+                if self._isolates:
+                    staged_tables, failures = stage_isolating(batch, destinations, self._writers, tables.origin)
+                    staged.tables.extend(staged_tables)
+                    staged.failures.extend(failures)
+                else:
+                    staged.tables.extend(stage_batch(batch, destinations, self._writers, tables.origin))
 
             try:
                 await in_thread(stage)

@@ -7,14 +7,13 @@ release the interpreter lock while they work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from apply.batch import Batch
 from apply.conflicts import judge
 from apply.staging import large_batches
 from apply.staging.decode import Wanted, decode, no_changes, wanted_by
-from apply.staging.destination import Destination, blaming, folded_for, look_for_others
+from apply.staging.destination import Destinations, blaming, folded_for, look_for_others
 from apply.staging.history import history
 from apply.staging.staged_table import StagedTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
@@ -28,13 +27,13 @@ _WHOLE: Final = 48 << 20
 
 def stage_batch(
     batch: Batch,
-    destinations: Mapping[tuple[str, str], Destination],
+    destinations: Destinations,
     writers: TableWriters,
     origin: str,
     *,
     whole: int | None = None,
 ) -> list[StagedTable]:
-    """Stage `batch` for each destination (by the relation's schema and name) that has changes in it.
+    """Stage `batch` for each destination that has changes in it.
 
     `origin` names the replication origin in errors.  A batch of more than `whole` bytes (48 MB) is decoded in parts.
 
@@ -42,13 +41,16 @@ def stage_batch(
     from disk.  Nothing stays staged then.
     """
     whole = _WHOLE if whole is None else whole
-    if batch.nbytes > whole:
-        return large_batches.stage_in_parts(batch, destinations, writers, origin, part_bytes=whole // 2)
     staged: list[StagedTable] = []
     try:
+        if batch.nbytes > whole:
+            for some in destinations:
+                staged += large_batches.stage_in_parts(batch, some, writers, origin, part_bytes=whole // 2)
+            return staged
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         truncated = {oid for truncation in batch.truncations for oid in truncation.relations}
-        for wanted in wanted_by(batch, [*(set(frames) | truncated)], destinations):
+        changed = [*(set(frames) | truncated)]
+        for wanted in [wanted for some in destinations for wanted in wanted_by(batch, changed, some)]:
             with blaming(wanted.destination):
                 one = _stage_table(batch, wanted, frames, writers, origin)
             if one is not None:

@@ -229,9 +229,9 @@ class Layouts:
         """Return a table's mode: of several, that of the mirror, and the others stand beside it."""
         return self._modes_of(schema, table)[0]
 
-    def besides_of(self, schema: str, table: str) -> tuple[Mode, ...]:
-        """Return in which modes further Delta tables stand beside a table's mirror."""
-        return self._modes_of(schema, table)[1:]
+    def relations_of(self, schema: str, table: str) -> tuple[Mode | None, ...]:
+        """Return the Delta tables of a published table: None, which is its own, and the modes in which others stand beside that."""
+        return (None, *self._modes_of(schema, table)[1:])
 
     def _modes_of(self, schema: str, table: str) -> tuple[Mode, ...]:
         return _of_table(self.modes, schema, table, ("mirror",))

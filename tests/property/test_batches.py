@@ -124,7 +124,7 @@ def commit(
 ) -> None:
     """Commit as the pipeline does: all tables are staged before any is committed.  `only` names those committed."""
     batch.read_messages()
-    tables = stage_batch(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
+    tables = stage_batch(batch, [destinations(versions)], delta, "pg_1", whole=whole)  # type: ignore[arg-type]
     commit_staged(delta, tables, versions, only)
 
 

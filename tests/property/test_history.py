@@ -35,7 +35,7 @@ def commit(delta: MemoryDelta, batch: Batch, versions: dict[str, Lsn], only: set
         ("public", t.path): Destination(RELATIONS[t.path].oid, t, "app", versions.get(t.path, INVALID_LSN))
         for t in TARGETS
     }
-    commit_staged(delta, stage_batch(batch, destinations, delta, "pg_1", whole=whole), versions, only)  # type: ignore[arg-type]
+    commit_staged(delta, stage_batch(batch, [destinations], delta, "pg_1", whole=whole), versions, only)  # type: ignore[arg-type]
 
 
 def rows_of(delta: MemoryDelta, table: TargetTable) -> list[dict[str, Any]]:

@@ -206,7 +206,7 @@ class World:
         destinations = {("public", "a"): Destination(OID, self.table, "app", Lsn(batch.first_lsn - 1), window=one)}
         batch.read_messages()
         whole = self.chance.choice([60, 200, 1 << 20])
-        for prepared in stage_batch(batch, destinations, self.stage, "pg_1", whole=whole):
+        for prepared in stage_batch(batch, [destinations], self.stage, "pg_1", whole=whole):
             record = await one.complete(prepared.staged, prepared.commit)
             record = replace(record, previous=delta.committed_lsn(self.table.path, "app"))
             arrow_writer.commit(prepared.staged, record)  # type: ignore[arg-type]

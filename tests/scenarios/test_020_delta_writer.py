@@ -109,7 +109,7 @@ class Replica:
         return self.version - before
 
     def staged(self, batch: Batch, destination: Destination) -> list[StagedTable]:
-        return stage_batch(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")
+        return stage_batch(batch, [{("public", self.relation.name): destination}], self.stage, "pg_1")
 
     def commit_staged(self, table: StagedTable, *, again: Lsn | None = None) -> None:
         """Commit it; `again`: the position before, of a commit whose outcome was not known."""
@@ -220,7 +220,7 @@ def test_a_batch_is_held_once(made: Any) -> None:
         position = delta.committed_lsn(r.table.path, "app")
         for expected, again in ((1, None), (0, position)):
             before = r.version
-            (table,) = stage_batch(batch, {("public", "t"): destination}, r.stage, "pg_1")
+            (table,) = stage_batch(batch, [{("public", "t"): destination}], r.stage, "pg_1")
             r.commit_staged(table, again=again)
             assert r.version - before == expected
     assert r.rows() == [(1, "z")]

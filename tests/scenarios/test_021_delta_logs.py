@@ -65,7 +65,7 @@ class Daemon:
         for lsn, message in transactions:
             dispatcher.feed(transaction(lsn, sent, message), 0.0)
         destination = Destination(OID, self.table, "app", self.version)
-        (table,) = stage_batch(dispatcher.take(), {("public", "t"): destination}, self.stage, "pg_1")
+        (table,) = stage_batch(dispatcher.take(), [{("public", "t"): destination}], self.stage, "pg_1")
         return table
 
     def commit(self, table: StagedTable) -> None:

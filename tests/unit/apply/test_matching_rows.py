@@ -44,7 +44,7 @@ class Bench:
         destination = Destination(1, self.table, "app", INVALID_LSN, readings=readings)
         with self.delta.installed():
             writers: Any = self.delta
-            return stage_batch(self.dispatcher.batch, {("public", "a"): destination}, writers, "pg_1")
+            return stage_batch(self.dispatcher.batch, [{("public", "a"): destination}], writers, "pg_1")
 
     def folded(self) -> Folded:
         (found,) = self.stage()

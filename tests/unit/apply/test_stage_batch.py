@@ -60,7 +60,7 @@ class Bench:
         }
         with self.delta.installed():
             writers: Any = self.delta
-            found = stage_batch(self.dispatcher.batch, destinations, writers, "pg_16389", whole=self.whole)
+            found = stage_batch(self.dispatcher.batch, [destinations], writers, "pg_16389", whole=self.whole)
         return {p.staged.table.path: p for p in found}
 
     def folded(self, path: str = "a") -> Folded:

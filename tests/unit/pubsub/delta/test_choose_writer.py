@@ -53,5 +53,5 @@ def test_a_batch_of_so_many_changes_is_a_statement_s(
     dispatcher.feed(transaction(100, SENT, *(insert(1, n, n) for n in range(3)), update(1, 1, 7)), 0.0)
     given: Any = InWindow() if window else None
     destination = Destination(1, table, "app", INVALID_LSN, window=given)
-    (staged,) = stage_batch(dispatcher.take(), {("public", "t"): destination}, stage, "pg_1", whole=whole)
+    (staged,) = stage_batch(dispatcher.take(), [{("public", "t"): destination}], stage, "pg_1", whole=whole)
     assert type(staged.staged) is taken_by
