@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from pubsub.backend import authentication, scram
 from pubsub.backend import messages as m
 from pubsub.backend.listener import Client, close
-from pubsub.errors import InsufficientPrivilege, ProtocolViolation, PubsubError
+from pubsub.errors import FeatureNotSupported, InsufficientPrivilege, ProtocolViolation, PubsubError
 from walsender import repl_gram as gram
 from walsender.historic.client_encoding import client_codec
 from walsender.plugins.test_decoding import FALSE, TRUE
@@ -417,7 +417,11 @@ class Session:
         """Return an error or notice in the client's encoding; one of the upstream server's as that has sent it."""
         if isinstance(failure, RefusedError):
             return m.message(b"E", failure.body)
-        return m.error(failure, severity, codec=self._codec)
+        try:
+            codec = self._codec
+        except FeatureNotSupported:
+            codec = "ascii"  # one that Python does not know
+        return m.error(failure, severity, codec=codec)
 
     async def forward(self, kind: bytes, body: bytes) -> None:
         """Pass a message on; its answer goes to the client."""
