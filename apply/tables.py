@@ -246,12 +246,13 @@ class ApplyTables:
         self.failed(failures)
         await self.stop(failures)
 
-    async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
+    async def unchanged(self, batch: Batch, announced: Mapping[int, Relation]) -> bool:
         """See interfaces.Tables."""
         if self._follower is None:
             return True
         entries = [entry for entry in self.relations.entries.values() if entry.relation.oid in announced]
-        return await self._follower.unchanged([e.columns for e in entries if e.columns is not None], announced)
+        known = [entry.columns for entry in entries if entry.columns is not None]
+        return await self._follower.unchanged(batch, known, announced)
 
     async def _copy_again(self, tables: Sequence[CopyAgain]) -> None:
         """Return the tables to their sync workers, as RESYNC TABLE does, and raise StartAgain.

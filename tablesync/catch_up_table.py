@@ -95,7 +95,7 @@ class CatchUpTable:
         own = self._columns.oid
         named = {oid for oid, messages in batch.relations.items() if _name_in(messages) == self._name} - {own}
         if unknown := named - self._others - self._made_anew:
-            there = own in await follower.renamed([own])
+            there = own in (await follower.renamed(batch, [own]))[0]
             (self._others if there else self._made_anew).update(unknown)
         for oid in named & self._others:
             batch.rename(oid, *_NOBODY)

@@ -135,8 +135,8 @@ class SubscriptionTables(Tables, Protocol):
     async def refresh_columns(self, at: Lsn) -> None:
         """Alter the tables that REFRESH asked about to match the publisher's; everything up to `at` is committed."""
 
-    async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
-        """Tell whether these last messages of their relations, and the publisher's catalog, require no alteration."""
+    async def unchanged(self, batch: Batch, announced: Mapping[int, Relation]) -> bool:
+        """Tell whether these last messages of the batch's relations, and the publisher's catalog, require no alteration."""
 
     def failed(self, failures: Sequence[Failure]) -> None:
         """Note that these tables get no later changes; what is staged for them is still to be committed."""

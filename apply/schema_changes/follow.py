@@ -50,13 +50,14 @@ from pubsub.protocol.pgoutput import Relation
 from pubsub.protocol.text.columns import from_text
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.snapshots import BEGIN, end_of_wal
+from pubsub.publisher.snapshots import begin_showing, end_of_wal
 from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _CHUNK: Final = 16 << 20
+_HIDDEN: Final = "a transaction that changed its rows may have altered it, and cannot be seen on the publisher"
 
 logger = structlog.get_logger()
 
@@ -71,16 +72,20 @@ class Effect:
 
 
 UntilCommitted = Callable[[], Awaitable[None]]
-Look = Callable[[Sequence[int]], Awaitable["Looked"]]
+Look = Callable[[Sequence[int], Sequence[int]], Awaitable["Looked"]]
 Version = Callable[[int], Lsn]
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Tables in the publisher's catalog at one moment, by oid, without missing ones.  WAL ended at `lsn` just after."""
+    """Tables in the publisher's catalog at one moment, by oid, without missing ones.  WAL ended at `lsn` just after.
+
+    `hidden`: tables that a transaction of the batch may have altered, while the catalog does not show it yet.
+    """
 
     tables: Mapping[int, Described]
     lsn: Lsn
+    hidden: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -141,8 +146,8 @@ class Publisher:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
-    async def __call__(self, oids: Sequence[int]) -> Looked:
-        """Return the existing tables as one transaction sees them.
+    async def __call__(self, oids: Sequence[int], xids: Sequence[int]) -> Looked:
+        """Return the existing tables as one transaction sees them that sees what the received transactions `xids` did.
 
         Takes no locks, so an ALTER TABLE that is uncommitted or prepared does not block it.
         """
@@ -150,12 +155,12 @@ class Publisher:
         async with await Connection.connect(
             subscription.conninfo, replication=False, application_name=subscription.name
         ) as connection:
-            await connection.execute(BEGIN)
+            hidden = await begin_showing(connection, oids, xids)
             found = await definitions.table_definitions(connection, oids, sizes=False)
             listed = await publication.published_columns(connection, subscription.publications, oids)
             await connection.execute("COMMIT")
             lsn = await end_of_wal(connection)
-        return Looked({int(oid): Described(one, listed.get(oid)) for oid, one in found.items()}, lsn)
+        return Looked({int(oid): Described(one, listed.get(oid)) for oid, one in found.items()}, lsn, hidden)
 
 
 class Follower:
@@ -202,12 +207,14 @@ class Follower:
         fresh = [(table, after) for table, after in fresh if in_effect[table.relid]]
         if not fresh:
             return []
-        described = (await self.look([table for table, _ in fresh])).tables
+        looked = await self.look([table for table, _ in fresh], _xids(batch))
         again: list[CopyAgain] = []
         for table, _ in fresh:
             effect = in_effect[table.relid]
             try:
-                await self._follow(batch, table, effect, described.get(table.oid), until_committed, version)
+                if table.oid in looked.hidden:
+                    raise CopyAgain(table.relid, table.target.relation, _HIDDEN)
+                await self._follow(batch, table, effect, looked.tables.get(table.oid), until_committed, version)
             except PubsubError as error:
                 error.relid = table.relid
                 if error.finish_lsn is None:
@@ -219,12 +226,14 @@ class Follower:
             table.announced = False
         return again
 
-    async def unchanged(self, tables: Sequence[Columns], announced: Mapping[int, Relation]) -> bool:
-        """Return whether these last messages require no alteration, and the publisher has rewritten none of the tables.
+    async def unchanged(self, batch: Batch, tables: Sequence[Columns], announced: Mapping[int, Relation]) -> bool:
+        """Return whether these last messages of the batch require no alteration, and the publisher has rewritten none of the tables.
 
         Raises the errors of asking the publisher.
         """
-        described = (await self.look(tables)).tables
+        looked = await self.look(tables, _xids(batch))
+        if looked.hidden:
+            return False
         for table in tables:
             known, message = table.attributes, announced[table.oid]
             if known is None:
@@ -233,7 +242,7 @@ class Follower:
             if numbers is None:
                 return False
             try:
-                change = self._wanted(table, known, message, numbers, described.get(table.oid))
+                change = self._wanted(table, known, message, numbers, looked.tables.get(table.oid))
             except CopyAgain:
                 return False
             if change is not None and change.alteration is not None:
@@ -254,10 +263,13 @@ class Follower:
             layout=self._layouts.choice_of(message.namespace, message.name),
         )
 
-    async def renamed(self, oids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
-        """Return the tables' schemas and names in the publisher's catalog, by oid; dropped tables are missing."""
-        found = (await self._look(oids)).tables
-        return {oid: (one.definition.schema, one.definition.name) for oid, one in found.items()}
+    async def renamed(self, batch: Batch, oids: Sequence[int]) -> tuple[Mapping[int, tuple[str, str]], frozenset[int]]:
+        """Return the tables' schemas and names in the publisher's catalog, by oid, and for which that is not final: as
+        Looked.hidden.  Dropped tables are missing.
+        """
+        looked = await self._look(oids, _xids(batch))
+        names = {oid: (one.definition.schema, one.definition.name) for oid, one in looked.tables.items()}
+        return names, looked.hidden
 
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
         """Rename the table, unless it has left the subscription; everything before must be committed."""
@@ -325,9 +337,9 @@ class Follower:
                 _tell_left_out(table.target.relation, known, after)
         self._read(table, found)
 
-    async def look(self, tables: Sequence[Columns]) -> Looked:
+    async def look(self, tables: Sequence[Columns], xids: Sequence[int] = ()) -> Looked:
         """Return the tables in the publisher's catalog.  Raises the errors of asking the publisher."""
-        return await self._look([*dict.fromkeys(table.oid for table in tables)])
+        return await self._look([*dict.fromkeys(table.oid for table in tables)], xids)
 
     async def take_over(self, table: Columns, now: Described, since: Lsn, version: Lsn) -> None:
         """Alter the table to match `now`, the publisher's table since `since`.
@@ -389,6 +401,10 @@ class Follower:
             numbers = numbers_of.get(message) or known.known(attrs.shape_of(message))
             if numbers is not None:
                 table.readings[message] = reading(table.target, known, numbers)
+
+
+def _xids(batch: Batch) -> list[int]:
+    return [transaction.xid for transaction in batch.transactions]
 
 
 def _is_news(table: Columns, messages: Sequence[Relation]) -> bool:

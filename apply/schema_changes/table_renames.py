@@ -171,7 +171,7 @@ class Renames:
                 error.relid = doubtful[0]
                 raise error
             return False
-        renamed = await self._renamed(announced, tables)
+        renamed = await self._renamed(batch, announced, tables)
         if not renamed:
             return False
         await until_committed()
@@ -181,17 +181,19 @@ class Renames:
                 continue  # removed meanwhile
             for table in tables.named.get(known.name, ()):
                 relation, here = table.relation, name_beside(name, table.relation.beside)
+                if relation.oid != oid:
+                    continue  # it has been given this name a moment ago, and this one is still to lose it
                 logger.info("table was renamed as the publisher's was", relation=relation.qualified_name, name=here)
                 await self._follower.rename(relation.relid, table.columns, schema, here)
         return True
 
-    async def _renamed(self, announced: Mapping[int, Name], tables: Tables) -> dict[int, Name]:
+    async def _renamed(self, batch: Batch, announced: Mapping[int, Name], tables: Tables) -> dict[int, Name]:
         """Return the tables to rename, with their new names; ask the publisher about those that others displace."""
         renamed = newly_announced(announced, tables.by_oid)
         doubtful = displaced(announced, renamed, tables.by_oid, tables.by_name) - self._not_renamed
         if doubtful:
-            now = await self._follower.renamed([*doubtful])
+            now, hidden = await self._follower.renamed(batch, [*doubtful])
             here = tables.by_oid
             renamed |= {oid: name for oid, name in now.items() if oid in here and name != here[oid].name}
-            self._not_renamed |= doubtful - renamed.keys()
+            self._not_renamed |= doubtful - renamed.keys() - hidden
         return without_taken(renamed, tables.by_oid)

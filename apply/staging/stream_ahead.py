@@ -62,7 +62,7 @@ class Tables(Protocol):
 
     async def adapt_tables(self, batch: Batch, until_committed: None) -> Destinations: ...
 
-    async def unchanged(self, announced: Mapping[int, pgoutput.Relation]) -> bool: ...
+    async def unchanged(self, batch: Batch, announced: Mapping[int, pgoutput.Relation]) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -314,9 +314,8 @@ class Ahead:
                 return None
             wanted[name] = now
         ours = {oid_of(destination.relid) for destination in wanted.values()}
-        if not await self._tables.unchanged(
-            {oid: announced for oid, announced in streamed.relations.items() if oid in ours}
-        ):
+        announced = {oid: message for oid, message in streamed.relations.items() if oid in ours}
+        if not await self._tables.unchanged(batch, announced):
             return None
         try:
             return await in_thread(partial(_finish, streamed, wanted, batch, self._writers))

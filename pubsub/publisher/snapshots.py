@@ -27,6 +27,8 @@ logger = structlog.get_logger()
 # How long a transaction whose commit is in the WAL may take to be marked as committed, and when to look again, in seconds.
 _PATIENCE: Final = 30.0
 _LOOK_AGAIN: Final = 0.02
+# The same where the commit may wait until this subscription has flushed it.
+_PATIENCE_IF_WAITED_FOR: Final = 1.0
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -118,6 +120,53 @@ def begin_session_under(session: PsycopgConnection, exported: str) -> None:
 
 def _beginning(exported: str) -> tuple[str, str]:
     return BEGIN, f"SET TRANSACTION SNAPSHOT {quote_literal(exported)}"
+
+
+async def begin_showing(connection: Connection, oids: Sequence[int], xids: Sequence[int]) -> frozenset[int]:
+    """Begin a transaction that sees how the committed transactions `xids` left the tables `oids`.
+
+    A walsender sends a transaction once its commit is in the WAL.  Others see it only after that: an instant later, or when a
+    synchronous standby has it.  It has its locks until then (xact.c: CommitTransaction), so a table on which it has no ACCESS
+    EXCLUSIVE lock is as it left it.  After half a minute it is given up, and sooner if the standby may be this subscription;
+    the tables for which it was are returned.  `connection` must be in no transaction.
+    """
+    began = asyncio.get_running_loop().time()
+    while True:
+        # Before the snapshot: whoever has given up a lock by now is seen by it.
+        altering = await connection.query(_ALTERING, [list(oids), list(xids)]) if xids else []
+        await connection.execute(BEGIN)
+        if not altering:
+            return frozenset()
+        answer = await connection.query(_NOT_SEEN, [[number(xid) for xid, _ in altering]])
+        unseen = {number(xid) for xid, _ in answer}
+        hidden = frozenset(number(oid) for xid, oid in altering if number(xid) in unseen)
+        if not hidden:
+            return hidden
+        waited_for = any(whether == "t" for _, whether in answer)
+        if asyncio.get_running_loop().time() - began > (_PATIENCE_IF_WAITED_FOR if waited_for else _PATIENCE):
+            logger.warning("a snapshot does not see transactions that have been received", xids=sorted(unseen))
+            return hidden
+        await connection.execute("COMMIT")
+        await asyncio.sleep(_LOOK_AGAIN)
+
+
+# The stream has the lower halves of transaction ids, and pg_locks has them.  A prepared transaction has locks like others.
+_ALTERING: Final = """
+WITH held AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted)
+SELECT DISTINCT own.transactionid::text, held.relation
+  FROM held JOIN held own ON own.locktype = 'transactionid' AND own.virtualtransaction = held.virtualtransaction
+ WHERE held.locktype = 'relation' AND held.mode = 'AccessExclusiveLock' AND held.relation = ANY ($1::oid[])
+   AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND own.transactionid::text::bigint = ANY ($2::bigint[])
+"""
+_NOT_SEEN: Final = """
+SELECT xid, EXISTS (SELECT FROM pg_stat_replication
+                     WHERE application_name = current_setting('application_name') AND sync_state = 'sync')
+  FROM unnest($1::bigint[]) xid,
+       (SELECT pg_current_snapshot() AS seen, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) now
+ WHERE NOT pg_visible_in_snapshot(
+           (next + ((xid - next + 2147483648) & 4294967295) - 2147483648)::text::xid8, seen)
+"""
 
 
 async def _still_committing(connection: Connection, earlier: str) -> bool:

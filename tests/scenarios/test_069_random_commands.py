@@ -119,8 +119,8 @@ class Commands:
 def slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     look = Publisher.__call__
 
-    async def slowly(self: Publisher, relids: Sequence[int]) -> Looked:
-        found = await look(self, relids)
+    async def slowly(self: Publisher, oids: Sequence[int], xids: Sequence[int]) -> Looked:
+        found = await look(self, oids, xids)
         await asyncio.sleep(random.choice([0, 0.1, 0.3, 0.6]))
         return found
 

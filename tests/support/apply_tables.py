@@ -53,6 +53,7 @@ class Meanwhile:
         self.asked_for_names: list[list[int]] = []
         self.taken_over: list[int] = []
         self.now: dict[int, tuple[str, str]] = {}
+        self.hidden: frozenset[int] = frozenset()
         self.columns = Same()
 
     async def _awaited(self, what: str) -> None:
@@ -69,10 +70,10 @@ class Meanwhile:
         self.taken_over.append(table.relid)
         await self._awaited("take over")
 
-    async def renamed(self, relids: Sequence[int]) -> dict[int, tuple[str, str]]:
-        self.asked_for_names.append([*relids])
+    async def renamed(self, batch: Batch, oids: Sequence[int]) -> tuple[dict[int, tuple[str, str]], frozenset[int]]:
+        self.asked_for_names.append([*oids])
         await self._awaited("renamed")
-        return self.now
+        return self.now, self.hidden
 
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
         raise AssertionError("the table has left")
@@ -122,7 +123,8 @@ class Bench:
         """Store the states of a sync worker up to f."""
         generation = await self.catalog.begin_copy(self.subscription.oid, relid)
         await self.catalog.set_relation_definition(self.subscription.oid, relid, DEFINITION)
-        self.delta.tables["a"].versions[self.app_id(generation, relid)] = Lsn(at)
+        name = "b" if relid == B.oid else "a"
+        self.delta.tables[name].versions[self.app_id(generation, relid)] = Lsn(at)
         await self.catalog.set_relation_state(self.subscription.oid, relid, RelState.FINISHEDCOPY, Lsn(at))
 
     async def synced(self, at: int) -> None:

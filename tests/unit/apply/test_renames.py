@@ -12,9 +12,10 @@ import pytest
 from apply.batch import Batch
 from apply.schema_changes.follow import Columns
 from apply.schema_changes.table_renames import Name, displaced, newly_announced, without_taken
-from catalog.records import SubscriptionRel
+from catalog.records import NewRelation, SubscriptionRel
 from catalog.states import RelState
 from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.lsn import Lsn
 from tests.support.apply_tables import A, B, Bench, Meanwhile, opened, until_committed
 from tests.support.frames import relation
 
@@ -163,3 +164,37 @@ async def test_the_publisher_is_asked_once_for_a_table_that_it_has_dropped(bench
         found, *_ = await tables.adapt_tables(Batch({77: relation(77, "a")}), until_committed)
         assert [one.relid for one in found.values()] == [A.oid]
     assert follower.asked_for_names == [[A.oid]]
+
+
+async def test_the_publisher_is_asked_again_for_a_table_whose_new_name_nobody_sees_yet(bench: Bench) -> None:
+    follower = Renaming(bench)
+    follower.now, follower.hidden = {A.oid: ("public", "a")}, frozenset({A.oid})
+    tables = bench.follows(follower)
+    await bench.ready(100)
+    batch = {77: relation(77, "a")}
+    await tables.adapt_tables(Batch(batch), until_committed)
+    follower.now, follower.hidden = {A.oid: ("public", "old")}, frozenset()
+    await tables.adapt_tables(Batch(batch), until_committed)
+    (stored,) = await bench.catalog.relations(bench.subscription.oid)
+    assert stored.qualified_name == "public.old"
+
+
+async def test_tables_that_exchange_names_while_the_catalog_is_read_again(bench: Bench) -> None:
+    """Between the two renames both have one name."""
+
+    class ReadAgain(Renaming):
+        async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
+            await super().rename(relid, table, schema, name)
+            await self._bench.tables.relations.load()
+
+    tables = bench.follows(ReadAgain(bench))
+    await bench.catalog.add_relations(bench.subscription.oid, [NewRelation(B.oid, "public", "b", "b")])
+    await bench.ready(100)
+    await bench.copied(100, B.oid)
+    await bench.catalog.set_relation_state(bench.subscription.oid, B.oid, RelState.SYNCDONE, Lsn(100))
+    await tables.relations.load()
+    batch = Batch({A.oid: relation(A.oid, "b"), B.oid: relation(B.oid, "a")})
+    found, *_ = await tables.adapt_tables(batch, until_committed)
+    assert {name: one.relid for name, one in found.items()} == {("public", "b"): A.oid, ("public", "a"): B.oid}
+    stored = await bench.catalog.relations(bench.subscription.oid)
+    assert {one.relid: one.name for one in stored} == {A.oid: "b", B.oid: "a"}

@@ -158,7 +158,7 @@ async def test_a_table_to_be_copied_again_is_still_so_after_another_one_s_error(
 ) -> None:
     """With on_table_error = isolate the batch is then followed once more, without the other one."""
 
-    async def look(relids: Sequence[int]) -> Looked:
+    async def look(oids: Sequence[int], xids: Sequence[int]) -> Looked:
         return Looked({}, Lsn(50))
 
     async def follow(batch: Batch, table: Columns, *_: object) -> None:

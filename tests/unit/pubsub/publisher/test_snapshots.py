@@ -72,3 +72,66 @@ async def test_an_answer_that_is_no_snapshot_is_refused(answer: str | None) -> N
 
     with pytest.raises(ProtocolViolation):
         await snapshots.visible(cast(Connection, Lying()))
+
+
+class Committing:
+    """A publisher on which transactions 7 and 8 have altered tables 16384 and 16385, which is seen after `seconds`.
+
+    `standby`: whether the subscription is a synchronous standby.
+    """
+
+    def __init__(self, seconds: float, *, standby: bool) -> None:
+        self._standby = standby
+        self._seen_at = asyncio.get_running_loop().time() + seconds
+        self._in_transaction = False
+        self.begun = 0
+
+    async def execute(self, statement: str) -> None:
+        assert self._in_transaction == (statement == "COMMIT")
+        self._in_transaction = not self._in_transaction
+        self.begun += self._in_transaction
+
+    async def query(self, sql: str, parameters: Sequence[object]) -> list[tuple[str, str]]:
+        unseen = asyncio.get_running_loop().time() < self._seen_at
+        if "pg_locks" in sql:
+            assert not self._in_transaction, "locks are looked at before the snapshot is taken"
+            assert parameters == [[16384, 16385, 16386], [6, 7, 8]]
+            return [("7", "16384"), ("8", "16385")] if unseen else []
+        assert self._in_transaction
+        assert parameters == [[7, 8]]
+        return [("8", "t" if self._standby else "f")] if unseen else []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "standby", "hidden", "patience"),
+    [
+        (0.0, False, set(), 0.0),
+        (0.5, False, set(), 0.5),
+        (0.5, True, set(), 0.5),
+        (20.0, False, set(), 20.0),
+        (20.0, True, {16385}, 1.0),
+        (1e9, False, {16385}, 30.0),
+    ],
+)
+def test_a_transaction_that_others_do_not_see_yet_is_waited_for(
+    seconds: float, *, standby: bool, hidden: set[int], patience: float
+) -> None:
+    """Not for long by a standby that it may wait for, which it would wait for in vain."""
+
+    async def go() -> None:
+        publisher: Any = Committing(seconds, standby=standby)
+        began = asyncio.get_running_loop().time()
+        assert await snapshots.begin_showing(publisher, [16384, 16385, 16386], [6, 7, 8]) == hidden
+        assert patience <= asyncio.get_running_loop().time() - began < patience + 0.1
+        assert publisher.begun > patience
+
+    run(go())
+
+
+def test_no_transaction_is_waited_for_where_none_is_named() -> None:
+    async def go() -> None:
+        publisher: Any = Committing(1e9, standby=False)
+        assert await snapshots.begin_showing(publisher, [16384], []) == set()
+        assert publisher.begun == 1
+
+    run(go())
