@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -196,6 +196,21 @@ async def _require_no_rows(target: TargetTable) -> None:
             f'the history of table "{target.relation}" is masked by another key than {VARIABLE}',
             hint=past.another_history(target),
         )
+
+
+def columns_of_earlier_copies(
+    target: TargetTable, relation: SubscriptionRel, app_id: Callable[[int], str]
+) -> Sequence[str]:
+    """Return the columns that `relation`'s Delta table has from its earlier copies, also those that the publisher dropped since.
+
+    None for a table whose columns stay whatever the publisher does: they are the past's, or other sources'.  `app_id`: by the
+    number of a copy.
+    """
+    if target.source is not None or target.keeps_past or not delta.exists(relation.path):
+        return ()
+    known = attributes.current(relation.definition, delta.properties(relation.path), app_id(relation.copy_generation))
+    held = delta.read_schema(relation.path).names
+    return () if known is None else [name for name in known.names.values() if name in held]
 
 
 def made_definition(relation: SubscriptionRel, app_id: str) -> str | None:

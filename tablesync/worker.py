@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
 
 from apply.handover import Handover
 from apply.publisher_identity import check_system, is_followed
-from apply.schema_changes.attributes import PROPERTY
+from apply.schema_changes import attributes
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.table_definition import described, described_json
 from apply.worker_statistics import Figures
@@ -47,7 +47,7 @@ from pubsub.publisher.definitions import TableDefinition
 from pubsub.settings import Settings
 from tablesync import choose_copier, chunk_reader, copyjob, executor_check
 from tablesync.catch_up import CatchUp
-from tablesync.claim_target import claim_target, made_definition
+from tablesync.claim_target import claim_target, columns_of_earlier_copies, made_definition
 from tablesync.progress import follow_progress
 from tablesync.publisher_table import PublisherTable, Seen
 
@@ -179,9 +179,9 @@ class SyncWorker:
         # A transaction that ends exactly there is included, too.
         since = Lsn(since + 1)
         definition, target = seen.definition, seen.target
-        attributes = described(target, definition, app_id, since, seen.choice).as_json()
+        known = described(target, definition, app_id, since, seen.choice).as_json()
         with self._table.blaming():
-            await self._claim(target, {PROPERTY: attributes})
+            await self._claim(target, {attributes.PROPERTY: known})
             await asyncio.to_thread(delta.check_columns, target)
         await faults.reached(f"target made {self.relation.qualified_name}")
         await self._catalog.set_relation_definition(
@@ -312,14 +312,16 @@ class SyncWorker:
                 by_blocks = table.source.table.only and bool(
                     await definitions.readable_tables(connection, {relation.oid: ["ctid"]})
                 )
+            left = await asyncio.to_thread(columns_of_earlier_copies, table.target, self.relation, self._app_id)
+            target = self._without(table.target, left)
             with self._table.blaming():
-                await self._claim(table.target)
+                await self._claim(target)
             rows = table.definition.estimated_rows
-            there = await asyncio.to_thread(past.with_kept_columns, table.target)
-            known = described_json(there, table.definition, created.consistent_point, table.choice)
+            there = await asyncio.to_thread(past.with_kept_columns, target)
+            known = described_json(there, table.definition, created.consistent_point, table.choice, left)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, known, rows)
             version, writable = await asyncio.to_thread(
-                copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
+                copyjob.begin, target, earlier, self._app_id(earlier.generation if earlier else 0)
             )
             blocks = table.definition.pages if by_blocks else None
             small = not choose_copier.takes_job(table.source.bytes)
@@ -340,7 +342,16 @@ class SyncWorker:
             await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
             await faults.reached(f"copy planned {relation.qualified_name}")
             logger.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
-            await self._copy_rows(plan, table.source, table.target, rows)
+            await self._copy_rows(plan, table.source, target, rows)
+
+    def _without(self, target: TargetTable, earlier: Iterable[str]) -> TargetTable:
+        """Return the table as it is copied, whose Delta table has the columns `earlier` of its earlier copies.
+
+        As when a column is dropped: it stays only if rows are not found by all of their values (schema_changes/diff.py).
+        """
+        if self._subscription.options.dropped_columns == "keep" and target.key:
+            return target
+        return replace(target, outdated=frozenset(earlier) - {*target.schema.names})
 
     async def _resume_copy(self) -> bool:
         """Resume an earlier worker's copy with its finished chunks, or start over (`_begin`); return whether it is committed."""
@@ -387,7 +398,9 @@ class SyncWorker:
                     chunks=f"{kept} of {len(plan.edges)}",
                 )
                 await faults.reached(f"copy goes on {relation.qualified_name}")
-                await self._copy_rows(plan, table.source, table.target, table.definition.estimated_rows)
+                known = attributes.stored(relation.definition)
+                target = self._without(table.target, [] if known is None else [name for _, name in known.kept])
+                await self._copy_rows(plan, table.source, target, table.definition.estimated_rows)
                 return True
         logger.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
         return await self._begin(obstacle)

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.masks import Masks
+from pubsub.protocol.column_types import folded_name
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
@@ -119,14 +120,15 @@ class Attributes:
     """A table's columns as its Delta table has them.
 
     `count`: how many numbers have been assigned.  `storage`: TableDefinition's.  `since`: the end LSN of the transaction that
-    created this state.  `kept`: columns of the Delta table that the publisher has dropped, by their former numbers.  `shapes`:
-    known Relation messages with the numbers of their columns, the newest last.  `left_out`: published columns that the table does
-    not get, whatever they are called later; None: it gets all, and all that are added.  `masks`: the rules of the columns that are
-    masked, by number, also of those that it does not get now; `fingerprint`: that of the key of those that are hashed.  `rule`: the
-    options that decided this; `asked`: RESYNC TABLE was given since (column_choice).  `app_id`: the copy that they belong to.
-    `renames`: the names of columns that do not follow the publisher's, by number, also of those that it does not get now; `naming`:
-    the text of the option rename that decided them, None if it said nothing of the table.  `where`: which rows the table has, None:
-    all; `filtering`: the text of the option where that decided it, None if it said nothing of the table.
+    created this state.  `kept`: columns of the Delta table that the publisher has dropped, by their former numbers; those that an
+    earlier copy left have numbers below zero.  `shapes`: known Relation messages with the numbers of their columns, the newest
+    last.  `left_out`: published columns that the table does not get, whatever they are called later; None: it gets all, and all
+    that are added.  `masks`: the rules of the columns that are masked, by number, also of those that it does not get now;
+    `fingerprint`: that of the key of those that are hashed.  `rule`: the options that decided this; `asked`: RESYNC TABLE was
+    given since (column_choice).  `app_id`: the copy that they belong to.  `renames`: the names of columns that do not follow the
+    publisher's, by number, also of those that it does not get now; `naming`: the text of the option rename that decided them, None
+    if it said nothing of the table.  `where`: which rows the table has, None: all; `filtering`: the text of the option where that
+    decided it, None if it said nothing of the table.
     """
 
     app_id: str
@@ -305,6 +307,16 @@ def current(definition: str | None, properties: Mapping[str, str], app_id: str) 
     """Return the attributes of the copy `app_id` that hold now: the Delta table's, or those of the catalog's definition."""
     held = stored(definition)
     return newer(properties, app_id, held) or held
+
+
+def with_left(known: Attributes, names: Iterable[str]) -> Attributes:
+    """Return the attributes of a table that is copied again, whose Delta table has columns `names` of its earlier copies.
+
+    Those that the copy does not fill were dropped or renamed meanwhile.  They are kept like others that the publisher has dropped.
+    """
+    filled = {folded_name(column.name) for column in known.columns}
+    left = [name for name in names if folded_name(name) not in filled]
+    return replace(known, kept=tuple((-place, name) for place, name in enumerate(left, 1)))
 
 
 def named_otherwise(known: Attributes | None, columns: Sequence[ColumnDefinition]) -> list[str]:

@@ -123,10 +123,16 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
     if said is not None:
         if target.source is None:  # else the properties have the first source's key, perhaps in another order
             target = delta.as_said(target, properties)
-        return Columns(relid, app_id, _as_chosen(target, said), said)
+        return _columns(relid, app_id, target, said)
     if stored is None:
         return Columns(relid, app_id, target, None)
-    return Columns(relid, app_id, _as_chosen(target, stored), replace(stored, app_id=app_id))
+    return _columns(relid, app_id, target, replace(stored, app_id=app_id))
+
+
+def _columns(relid: int, app_id: str, target: TargetTable, known: Attributes) -> Columns:
+    # A copy that had to add a column, or the table's owner, may have dropped those that were kept.
+    known = replace(known, kept=tuple(one for one in known.kept if one[1] in target.schema.names))
+    return Columns(relid, app_id, _as_chosen(target, known), known)
 
 
 def _as_chosen(target: TargetTable, attributes: Attributes) -> TargetTable:

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from apply.schema_changes import kept_rows
-from apply.schema_changes.attributes import Attributes, of_definition
+from apply.schema_changes.attributes import Attributes, of_definition, with_left
 from apply.schema_changes.column_choice import Choice
 from apply.staging.matching_rows import unfit_to_tell
 from pubsub.delta import change_rows, soft_deletes, versions
@@ -356,10 +356,17 @@ def definition_json(table: TargetTable, attributes: str) -> str:
 
 
 def described_json(
-    table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN, choice: Choice | None = None
+    table: TargetTable,
+    definition: TableDefinition,
+    since: Lsn = INVALID_LSN,
+    choice: Choice | None = None,
+    earlier: Sequence[str] = (),
 ) -> str:
-    """Return `definition_json` for a table as the publisher's catalog has it at `since`; `choice` as it was made for `table`."""
-    return definition_json(table, described(table, definition, "", since, choice).as_json())
+    """Return `definition_json` for a table as the publisher's catalog has it at `since`; `choice` as it was made for `table`.
+
+    `earlier`: columns that its Delta table has from earlier copies.
+    """
+    return definition_json(table, with_left(described(table, definition, "", since, choice), earlier).as_json())
 
 
 def described(

@@ -286,9 +286,9 @@ def _mode(log: TableLog) -> str | None:
 def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Action]]:
     """Return the table as a copy of all rows must write it, and the definition actions for the copy's commit.
 
-    There are none if the Delta table has the columns already.  Otherwise it gets exactly the publisher's columns, and
-    loses any others together with its rows.  One that keeps the past keeps its columns, too, and gets those that it lacks;
-    raises NotInPrerequisiteState if one has another type.
+    There are none if the Delta table has the columns already, and none that is to leave it.  Otherwise it gets exactly the
+    publisher's columns, and loses any others together with its rows.  One that keeps the past keeps its columns, too, and gets
+    those that it lacks; raises NotInPrerequisiteState if one has another type.
     """
     have = schema.fields(log.metadata)
     by_name = {column["name"]: column for column in have}
@@ -306,9 +306,10 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     columns = [schema.field_of(field) for field in table.schema]
     ours = "pubsub.key" in log.properties
     laid = laid_out(log, replace(table, mapped=schema.mapping(have)))
-    if all(_same(column, by_name.get(column["name"]), ours) for column in columns) and (
-        not ours or {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(laid)
-    ):
+    same = not table.outdated & by_name.keys() and all(
+        _same(column, by_name.get(column["name"]), ours) for column in columns
+    )
+    if same and (not ours or {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(laid)):
         return laid, []
     if _mode(log) is not None or any(needs_mapping(field.name) for field in table.schema):
         greatest = _greatest(log)

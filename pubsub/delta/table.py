@@ -100,6 +100,8 @@ class TargetTable:
     """The columns that only other sources have, NULL in this one's rows; known as `closed` is."""
     sent: frozenset[str] = frozenset()
     """The columns whose values the publisher sends; known as `closed` is, and empty for a table that joined without a copy."""
+    outdated: frozenset[str] = frozenset()
+    """The columns that are to leave the Delta table when it is copied; known only where it is."""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -569,9 +571,9 @@ def _pairs(found: Iterable[Sequence[str]]) -> metadata_columns.Metadata:
 
 
 def fits(table: TargetTable) -> bool:
-    """Return whether the existing Delta table has all the columns, with their types."""
+    """Return whether the existing Delta table has all the columns, with their types, and none that is to leave it."""
     have = {field.name: field.type for field in read_schema(table.path)}
-    return all(have.get(field.name) == field.type for field in table.schema)
+    return not table.outdated & have.keys() and all(have.get(field.name) == field.type for field in table.schema)
 
 
 def check_columns(table: TargetTable) -> None:

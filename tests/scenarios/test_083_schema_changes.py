@@ -79,6 +79,54 @@ def test_a_column_with_a_constant_default_is_in_all_rows(replica: Replica) -> No
     assert copies(replica) == 1
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("dropped_columns", ["keep", "drop"])
+def test_a_partition_column_that_is_dropped(replica: Replica, dropped_columns: str) -> None:
+    """It is not followed, and RESYNC TABLE is the way out."""
+    subscribed(replica, dropped_columns=dropped_columns, partition_by="'public.a (t)'")
+    replica.execute("ALTER TABLE a DROP t", "INSERT INTO a VALUES (1000, 7)")
+    if dropped_columns == "drop":
+        assert "it is partitioned by t" in replica.error()
+    replica.alter("RESYNC TABLE a")
+    replica.until_copied("a", 1)
+    replica.execute("INSERT INTO a VALUES (1001, 7)")
+    write(replica)
+    replica.assert_equal("a")
+    assert columns(replica) == (["id", "n"] if dropped_columns == "drop" else ["id", "t", "n"])
+
+
+@pytest.mark.full
+def test_a_dropped_column_of_a_table_that_only_spark_can_write(replica: Replica) -> None:
+    subscribed(replica, dropped_columns="drop")
+    replica.node.spark.session.sql(f"ALTER TABLE delta.`{replica.path('a')}` ADD CONSTRAINT c CHECK (id > 0)")
+    replica.execute("ALTER TABLE a DROP t", "INSERT INTO a VALUES (1000, 7)")
+    assert "cannot be altered" in replica.error()
+    replica.alter("RESYNC TABLE a")
+    replica.until_copied("a", 1)
+    replica.execute("INSERT INTO a VALUES (1001, 7)")
+    replica.assert_equal("a")
+    assert columns(replica) == ["id", "n"]
+
+
+@pytest.mark.parametrize("dropped_columns", [pytest.param("keep", marks=pytest.mark.full), "drop"])
+def test_a_column_that_a_copy_does_not_find_any_more(replica: Replica, dropped_columns: str) -> None:
+    """It is the publisher's all the same: it is dropped, or gives its name to a new one."""
+    subscribed(replica, dropped_columns=dropped_columns)
+    replica.execute("ALTER TABLE a DROP t")
+    for copy in (1, 2):
+        replica.alter("RESYNC TABLE a")
+        replica.until_copied("a", copy)
+        replica.assert_equal("a")
+        assert columns(replica) == (["id", "n"] if dropped_columns == "drop" else ["id", "t", "n"])
+        replica.execute(f"INSERT INTO a VALUES ({copy}000, 7)")
+        replica.assert_equal("a")
+    replica.execute("ALTER TABLE a ADD t int DEFAULT 7", "INSERT INTO a VALUES (1001, 8)")
+    write(replica, "t", "8")
+    replica.assert_equal("a")
+    assert columns(replica) == ["id", "n", "t"]
+    assert copies(replica) == 3
+
+
 @pytest.mark.parametrize("dropped_columns", ["keep", "drop"])
 def test_a_dropped_column(replica: Replica, dropped_columns: str) -> None:
     subscribed(replica, dropped_columns=dropped_columns)

@@ -116,6 +116,16 @@ def test_attributes_are_read_as_they_were_written() -> None:
     assert some.known(shape) == (1, None)
 
 
+def test_columns_that_earlier_copies_left_are_kept_but_for_those_that_the_copy_fills() -> None:
+    """Whatever numbers they had: these may be other columns' by now."""
+    copied = known("1 id, 2 a, 5 B")
+    left = attributes.with_left(copied, ["id", "old", "A", "b", "older"])
+    assert left.kept == ((-1, "old"), (-2, "older"))
+    assert {*left.names.values()} == {"id", "a", "B", "old", "older"}
+    assert attributes.with_left(copied, ["id", "a"]) == copied
+    assert attributes.with_left(attributes.with_left(copied, left.names.values()), ["id"]) == copied
+
+
 def test_a_message_older_than_the_known_columns() -> None:
     # The table joined without a copy, defined as when its Delta table was created.
     now = live("1 id, 2 a, 3 b later")

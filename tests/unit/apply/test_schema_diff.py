@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read
+from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read, with_left
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
 from apply.schema_changes.follow import _as_chosen, reading
 from pubsub.delta.table import TargetTable
@@ -77,6 +77,28 @@ def test_a_dropped_column_is_kept_unless_rows_are_found_by_all_values() -> None:
     found = change(replace(TABLE, columns=(ID,)))
     assert found is not None
     assert found.attributes.kept == ((2, "t"),)
+
+
+def test_a_column_that_an_earlier_copy_left_is_one_that_was_dropped() -> None:
+    """It was taken for the Delta table's own: a new column of its name stopped the table."""
+    target = replace(TARGET, schema=TARGET.schema.append(pa.field("c", pa.string())))
+    known = with_left(of_definition(TABLE, ["id", "t"], "app", Lsn(0)), ["id", "c"])
+    for now, keep, drop, add, kept in (
+        (TABLE, True, (), [], ((-1, "c"),)),
+        (TABLE, False, ("c",), [], ()),
+        (replace(TABLE, columns=(ID, T, column(3, "c", INT)), attributes=3), True, ("c",), ["c"], ()),
+        (replace(TABLE, columns=(ID, T, column(3, "d", INT)), attributes=3), True, (), ["d"], ((-1, "c"),)),
+    ):
+        described = Described(now, None)
+        numbers = tuple(one.attnum for one in now.columns)
+        found = wanted(target, known, described.as_message(1), numbers, described, keep=keep)
+        if now is TABLE and keep:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.alteration is not None
+        assert (found.alteration.drop, [one.name for one, _ in found.alteration.add]) == (drop, add)
+        assert found.attributes.kept == kept
 
 
 def test_values_of_an_added_column_in_partitions() -> None:
