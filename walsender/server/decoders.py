@@ -211,6 +211,7 @@ class Decoders:
             if decoder is None or decoder.failed.is_set():
                 decoder = await self._start(slot)
                 self._decoders[oid] = decoder
+                decoder.limit(self._limit)  # others were told meanwhile
             return decoder
 
     async def _start(self, slot: Slot) -> Decoder:

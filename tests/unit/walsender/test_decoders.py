@@ -169,6 +169,43 @@ async def test_a_process_is_kept_whose_slot_was_made_meanwhile(tmp_path: Path) -
     assert sorted(decoders._decoders) == [1, 3]
 
 
+async def test_a_process_that_starts_hears_what_the_others_were_told_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of its failover slots stood still for ever: it took them for limited."""
+    starts, may_start = asyncio.Event(), asyncio.Event()
+
+    class Starting:
+        def __init__(self, _task: object, _feed: object, limit: int, _processes: object) -> None:
+            self.told = limit
+            self.failed = asyncio.Event()
+
+        async def start(self) -> None:
+            starts.set()
+            await may_start.wait()
+
+        def limit(self, lsn: int) -> None:
+            self.told = lsn
+
+    monkeypatch.setattr("walsender.server.decoders.Decoder", Starting)
+    feed: Any = SimpleNamespace(
+        spool=SimpleNamespace(directory=tmp_path),
+        geometry=SimpleNamespace(segment_size=1 << 24),
+        server=SimpleNamespace(system_identifier="7"),
+        received=0,
+        receiver_timeout=60,
+        redo_for=lambda lsn: lsn,
+    )
+    upstream: Any = SimpleNamespace(conninfo="")
+    decoders = Decoders(tmp_path, upstream, feed, cast(Any, [_slot(1, 600)]), 1, Processes({}))
+    started = asyncio.create_task(decoders.of(_slot(1, 600)))
+    await starts.wait()
+    decoders.limit(None)
+    may_start.set()
+    decoder: Any = await started
+    assert decoder.told == requests.UNLIMITED
+
+
 async def _look_once(decoders: Decoders, slots: _Slots) -> None:
     """Let the decoding processes be looked after until the slots have been looked at twice."""
     running = asyncio.create_task(decoders.run())
