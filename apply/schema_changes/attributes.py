@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.masks import Masks
-from pubsub.protocol.column_types import folded_name
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
@@ -307,16 +306,6 @@ def current(definition: str | None, properties: Mapping[str, str], app_id: str) 
     """Return the attributes of the copy `app_id` that hold now: the Delta table's, or those of the catalog's definition."""
     held = stored(definition)
     return newer(properties, app_id, held) or held
-
-
-def with_left(known: Attributes, names: Iterable[str]) -> Attributes:
-    """Return the attributes of a table that is copied again, whose Delta table has columns `names` of its earlier copies.
-
-    Those that the copy does not fill were dropped or renamed meanwhile.  They are kept like others that the publisher has dropped.
-    """
-    filled = {folded_name(column.name) for column in known.columns}
-    left = [name for name in names if folded_name(name) not in filled]
-    return replace(known, kept=tuple((-place, name) for place, name in enumerate(left, 1)))
 
 
 def named_otherwise(known: Attributes | None, columns: Sequence[ColumnDefinition]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from apply.schema_changes import kept_rows
-from apply.schema_changes.attributes import Attributes, of_definition, with_left
+from apply.schema_changes.attributes import Attributes, of_definition
 from apply.schema_changes.column_choice import Choice
 from apply.staging.matching_rows import unfit_to_tell
 from pubsub.delta import change_rows, soft_deletes, versions
@@ -353,6 +353,16 @@ def definition_json(table: TargetTable, attributes: str) -> str:
     source = {} if table.source is None else {"source": [table.source.column, table.source.value]}
     known = {"columns": columns, "key": list(table.key), **history, **mode, **deletes, **truncate, **metadata, **source}
     return json.dumps(known | {"attributes": attributes}, ensure_ascii=False)
+
+
+def with_left(known: Attributes, names: Iterable[str]) -> Attributes:
+    """Return the attributes of a table that is copied again, whose Delta table has columns `names` of its earlier copies.
+
+    Those that the copy does not fill were dropped or renamed meanwhile.  They are kept like others that the publisher has dropped.
+    """
+    filled = {folded_name(column.name) for column in known.columns}
+    left = [name for name in names if folded_name(name) not in filled]
+    return replace(known, kept=tuple((-place, name) for place, name in enumerate(left, 1)))
 
 
 def described_json(

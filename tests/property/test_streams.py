@@ -177,7 +177,7 @@ class Node:
     async def adapt_tables(self, batch: Batch, until_committed: object) -> Destinations:
         return [destinations(self.versions)]
 
-    async def unchanged(self, announced: object) -> bool:
+    async def unchanged(self, batch: object, announced: object) -> bool:
         return True
 
     async def done(self, dispatcher: Dispatcher) -> None:

@@ -339,6 +339,7 @@ _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     ("…pg_replication_slot_advance(", Session._advance_slot),
     (f"SELECT {slots._END_OF_WAL}", Session._end_of_wal),
     (snapshots.END_OF_WAL, Session._end_of_wal),
+    (snapshots._ALTERING, Session._nothing),  # a commit is seen as soon as it is in the WAL
     ("…pg_current_wal_flush_lsn() >= ", Session._true),
     (definitions._HELD_TYPES, Session._held_types),
     (definitions._COLUMNS, Session._columns),

@@ -16,6 +16,7 @@ from apply.schema_changes.attributes import (
     identify,
     read,
 )
+from apply.schema_changes.table_definition import with_left
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition
@@ -119,11 +120,11 @@ def test_attributes_are_read_as_they_were_written() -> None:
 def test_columns_that_earlier_copies_left_are_kept_but_for_those_that_the_copy_fills() -> None:
     """Whatever numbers they had: these may be other columns' by now."""
     copied = known("1 id, 2 a, 5 B")
-    left = attributes.with_left(copied, ["id", "old", "A", "b", "older"])
+    left = with_left(copied, ["id", "old", "A", "b", "older"])
     assert left.kept == ((-1, "old"), (-2, "older"))
     assert {*left.names.values()} == {"id", "a", "B", "old", "older"}
-    assert attributes.with_left(copied, ["id", "a"]) == copied
-    assert attributes.with_left(attributes.with_left(copied, left.names.values()), ["id"]) == copied
+    assert with_left(copied, ["id", "a"]) == copied
+    assert with_left(with_left(copied, left.names.values()), ["id"]) == copied
 
 
 def test_a_message_older_than_the_known_columns() -> None:

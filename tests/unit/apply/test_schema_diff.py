@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read, with_left
+from apply.schema_changes.attributes import Attributes, LeftOut, of_definition, read
 from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
 from apply.schema_changes.follow import _as_chosen, reading
+from apply.schema_changes.table_definition import with_left
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported, InvalidValue, NotInPrerequisiteState
 from pubsub.protocol.ids import Oid
