@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pubsub.delta.table import read_schema
 from pubsub.testing.compare import compare_tables
 from tablesync import choose_copier
 from tests.fault.daemon import Daemon, Subscribed
@@ -61,6 +62,36 @@ def test_killed_within_a_copy_of_many_chunks(subscribed: Subscribed, daemon: Dae
     daemon.start()
     subscribed.assert_equal(("a", "keyless", "big"))
     assert subscribed.relations()["big"].copy_generation == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("point", "copies"),
+    [
+        ("copy planned public.big", 3),  # no chunk is finished: it starts over
+        ("3 chunks of public.big", 2),
+        ("copy committed public.big", 2),
+    ],
+)
+def test_killed_while_a_copy_takes_a_column_away(
+    subscribed: Subscribed, daemon: Daemon, fault: Faults, point: str, copies: int
+) -> None:
+    """The publisher dropped it before: that is remembered by the copy that goes on, and by the next one."""
+    subscribed.database.execute(BIG.format(rows=8_000))
+    subscribed.subscribe(dropped_columns="drop")
+    subscribed.assert_equal(["big"])
+    subscribed.database.execute("ALTER TABLE big DROP toasted")
+    fault.arm(point, "kill")
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} RESYNC TABLE big")
+    daemon.killed_by_fault()
+    subscribed.database.execute("UPDATE big SET n = n + 1 WHERE id % 20 < 3; UPDATE big SET id = -id WHERE id % 50 = 5")
+    fault.clear()
+    daemon.start()
+    subscribed.assert_equal(("a", "keyless", "big"))
+    assert read_schema(subscribed.relations()["big"].path).names == ["id", "n", "filler"]
+    subscribed.database.execute("ALTER TABLE big ADD toasted int; UPDATE big SET toasted = id WHERE id % 7 = 0")
+    subscribed.assert_equal(["big"])
+    assert subscribed.relations()["big"].copy_generation == copies
 
 
 @pytest.mark.full
