@@ -198,17 +198,15 @@ async def _require_no_rows(target: TargetTable) -> None:
         )
 
 
-def columns_of_earlier_copies(
-    target: TargetTable, relation: SubscriptionRel, app_id: Callable[[int], str]
-) -> Sequence[str]:
-    """Return the columns that `relation`'s Delta table has from its earlier copies, also those that the publisher dropped since.
+def columns_of_earlier_copies(target: TargetTable, relation: SubscriptionRel, app_id: str) -> Sequence[str]:
+    """Return the columns that the Delta table has from its earlier copies, also those that the publisher dropped since.
 
-    None for a table whose columns stay whatever the publisher does: they are the past's, or other sources'.  `app_id`: by the
-    number of a copy.
+    There are none in a table whose columns stay whatever the publisher does: they are the past's, or other sources'.  `app_id`:
+    that of the last copy.
     """
     if target.source is not None or target.keeps_past or not delta.exists(relation.path):
         return ()
-    known = attributes.current(relation.definition, delta.properties(relation.path), app_id(relation.copy_generation))
+    known = attributes.current(relation.definition, delta.properties(relation.path), app_id)
     held = delta.read_schema(relation.path).names
     return () if known is None else [name for name in known.names.values() if name in held]
 

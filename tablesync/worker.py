@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -312,14 +312,15 @@ class SyncWorker:
                 by_blocks = table.source.table.only and bool(
                     await definitions.readable_tables(connection, {relation.oid: ["ctid"]})
                 )
-            left = await asyncio.to_thread(columns_of_earlier_copies, table.target, self.relation, self._app_id)
-            target = self._without(table.target, left)
+            before = self._app_id(relation.copy_generation)
+            left = await asyncio.to_thread(columns_of_earlier_copies, table.target, relation, before)
             with self._table.blaming():
-                await self._claim(target)
+                await self._claim(table.target)
             rows = table.definition.estimated_rows
-            there = await asyncio.to_thread(past.with_kept_columns, target)
+            there = await asyncio.to_thread(past.with_kept_columns, table.target)
             known = described_json(there, table.definition, created.consistent_point, table.choice, left)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, known, rows)
+            target = self._as_copied(table.target, known)
             version, writable = await asyncio.to_thread(
                 copyjob.begin, target, earlier, self._app_id(earlier.generation if earlier else 0)
             )
@@ -344,14 +345,15 @@ class SyncWorker:
             logger.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
             await self._copy_rows(plan, table.source, target, rows)
 
-    def _without(self, target: TargetTable, earlier: Iterable[str]) -> TargetTable:
-        """Return the table as it is copied, whose Delta table has the columns `earlier` of its earlier copies.
+    def _as_copied(self, target: TargetTable, definition: str | None) -> TargetTable:
+        """Return the table as its copy with this definition writes it: what earlier copies left goes, unless it is to stay.
 
         As when a column is dropped: it stays only if rows are not found by all of their values (schema_changes/diff.py).
         """
-        if self._subscription.options.dropped_columns == "keep" and target.key:
+        known = attributes.stored(definition)
+        if known is None or (self._subscription.options.dropped_columns == "keep" and target.key):
             return target
-        return replace(target, outdated=frozenset(earlier) - {*target.schema.names})
+        return replace(target, outdated=frozenset(name for _, name in known.kept))
 
     async def _resume_copy(self) -> bool:
         """Resume an earlier worker's copy with its finished chunks, or start over (`_begin`); return whether it is committed."""
@@ -398,8 +400,7 @@ class SyncWorker:
                     chunks=f"{kept} of {len(plan.edges)}",
                 )
                 await faults.reached(f"copy goes on {relation.qualified_name}")
-                known = attributes.stored(relation.definition)
-                target = self._without(table.target, [] if known is None else [name for _, name in known.kept])
+                target = self._as_copied(table.target, relation.definition)
                 await self._copy_rows(plan, table.source, target, table.definition.estimated_rows)
                 return True
         logger.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)

@@ -132,7 +132,7 @@ async def begin_showing(connection: Connection, oids: Sequence[int], xids: Seque
     """
     began = asyncio.get_running_loop().time()
     while True:
-        # Before the snapshot: whoever has given up a lock by now is seen by it.
+        # Before the snapshot, which sees each transaction that has released its locks by now.
         altering = await connection.query(_ALTERING, [list(oids), list(xids)]) if xids else []
         await connection.execute(BEGIN)
         if not altering:

@@ -58,9 +58,9 @@ class Served(Protocol):
 class Decoder:
     """One process.  `start` it; `failed` is set when it is gone."""
 
-    def __init__(self, task: Task, feed: Feed, limit: int, processes: Processes) -> None:
+    def __init__(self, task: Task, feed: Feed, processes: Processes) -> None:
         self._task = task
-        self._limit = limit
+        self._limit = 0
         self._feed = feed
         self._processes = processes
         self._numbers = itertools.count(1)
@@ -82,7 +82,6 @@ class Decoder:
                 raise
         self._channel = Channel(ours, self._message, self._gone)
         self._channel.send(requests.TASK, self._task.write())
-        self._channel.send(requests.LIMIT, NUMBER.pack(self._limit))
         self._feed.listeners.add(self.tell)
         self.tell(self._feed.received)
 
@@ -211,7 +210,7 @@ class Decoders:
             if decoder is None or decoder.failed.is_set():
                 decoder = await self._start(slot)
                 self._decoders[oid] = decoder
-                decoder.limit(self._limit)  # others were told meanwhile
+                decoder.limit(self._limit)  # what holds now: it may have changed while the process started
             return decoder
 
     async def _start(self, slot: Slot) -> Decoder:
@@ -232,7 +231,7 @@ class Decoders:
             feed.redo_for(restart),
             feed.receiver_timeout,
         )
-        decoder = Decoder(task, feed, self._limit, self._processes)
+        decoder = Decoder(task, feed, self._processes)
         await decoder.start()
         return decoder
 

@@ -176,8 +176,8 @@ async def test_a_process_that_starts_hears_what_the_others_were_told_meanwhile(
     starts, may_start = asyncio.Event(), asyncio.Event()
 
     class Starting:
-        def __init__(self, _task: object, _feed: object, limit: int, _processes: object) -> None:
-            self.told = limit
+        def __init__(self, _task: object, _feed: object, _processes: object) -> None:
+            self.told = 0
             self.failed = asyncio.Event()
 
         async def start(self) -> None:
@@ -409,7 +409,7 @@ async def test_a_stream_that_comes_too_late_is_told_the_reason() -> None:
             self.end = end
 
     ours, theirs = socket.socketpair()
-    decoder = Decoder(cast(Task, None), cast(Feed, Listening()), 0, Processes({}))
+    decoder = Decoder(cast(Task, None), cast(Feed, Listening()), Processes({}))
     told: asyncio.Queue[bytes] = asyncio.Queue()
     process = Channel(theirs, lambda kind, _contents, _files: told.put_nowait(kind), lambda: None)
     decoder._channel = Channel(ours, decoder._message, decoder._gone)
