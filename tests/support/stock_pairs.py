@@ -8,7 +8,8 @@ pair.equal("t")           the same rows on both sides, sooner or later
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -164,6 +165,19 @@ class Pair:
         except AssertionError:
             slots = self.served("SELECT slot_name, active, restart_lsn, confirmed_flush_lsn FROM pg_replication_slots")
             pytest.fail(f"{lsn} is not confirmed: {slots}\n{self.publish.tail()}\n{self.subscriber.read_log()[-3000:]}")
+
+    @contextmanager
+    def keeps_sync_slots(self) -> Iterator[None]:
+        """Have no sync worker drop its slot meanwhile; the subscriber may be killed.
+
+        It does so in a transaction that has changed pg_subscription_rel (tablesync.c: process_syncing_tables_for_sync).
+        """
+        connection = psycopg.connect(self.subscriber.conninfo(self.name))
+        try:
+            connection.execute("LOCK TABLE pg_subscription_rel IN SHARE ROW EXCLUSIVE MODE")
+            yield
+        finally:
+            connection.close()
 
     def subscriber_says(self, text: str, begin: int = 0) -> int:
         """Wait until the subscriber's log has a text after the position `begin`; return the position behind it."""
