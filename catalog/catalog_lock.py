@@ -68,6 +68,17 @@ class Holder(Database):
         self._proving = asyncio.Lock()
         self._session: AsyncConnection | None = None
         self._file_lock: DaemonLock | None = None
+        # Whether another process holds the catalog, which has started this one.
+        self._is_held_elsewhere = False
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of this process's daemon; None in a client, and where the catalog is a file."""
+        return self._epoch
+
+    def belong_to(self, epoch: int | None) -> None:
+        """Be a process of the daemon of this epoch, which holds the catalog."""
+        self._epoch, self._is_held_elsewhere = epoch, True
 
     async def hold(self) -> None:
         """Become the catalog's daemon, until `let_go`.  The caller must hold the lock of the home.
@@ -131,6 +142,9 @@ class Holder(Database):
         when another process has become the daemon, and PubsubError while that cannot be known.
         """
         if self._epoch is None:
+            return
+        if self._is_held_elsewhere:
+            await self._check_epoch()
             return
         async with self._proving:
             if self._session is not None:

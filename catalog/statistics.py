@@ -5,7 +5,7 @@ A report about a subscription that was dropped meanwhile is ignored, since its w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Literal, Unpack, cast
@@ -127,6 +127,14 @@ class Statistics(Database):
                 self._of_publishers.clear()
             else:
                 self._of_workers.pop((subid, relid or 0), None)
+
+    async def clear_worker_stats_of(self, subids: Collection[int]) -> None:
+        """Remove the rows of all workers of these subscriptions, and their publishers' statuses."""
+        async with self._storing() as connection:
+            for table in (schema.worker, schema.publisher):
+                await connection.execute(delete(table).where(table.c.subid.in_(subids)))
+            self._of_workers.clear()
+            self._of_publishers.clear()
 
     @asynccontextmanager
     async def _storing(self) -> AsyncIterator[AsyncConnection]:

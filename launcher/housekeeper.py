@@ -30,6 +30,7 @@ import structlog
 from catalog.records import State, SubscriptionRel, TableStorage
 from catalog.states import RelState
 from catalog.store import Catalog
+from launcher.share import ALL, Share
 from pubsub.delta import table as delta
 from pubsub.delta.files.file_rows import rows_in
 from pubsub.delta.housekeeping import inventory
@@ -96,10 +97,21 @@ class _Table:
 
 
 class Housekeeper:
-    """One node's housekeeper: `run` lasts until it is cancelled, and then until the work under way has ended."""
+    """One node's housekeeper: `run` lasts until it is cancelled, and then until the work under way has ended.
 
-    def __init__(self, settings: HousekeepingSettings, catalog: Catalog, engine: Engine, writers: TableWriters) -> None:
+    `share`: the subscriptions whose tables it sees to.
+    """
+
+    def __init__(
+        self,
+        settings: HousekeepingSettings,
+        catalog: Catalog,
+        engine: Engine,
+        writers: TableWriters,
+        share: Share = ALL,
+    ) -> None:
         self._settings = settings
+        self._share = share
         self._catalog = catalog
         self._engine = engine
         self._writers = writers
@@ -144,6 +156,8 @@ class Housekeeper:
                 ready.setdefault(one.path, one)
         copied = {one.path for one in state.relations if one.state is not RelState.READY}
         ready |= _tables_of_sequences(state)
+        others = {one.oid for one in state.subscriptions if not self._share.has(one)}
+        ready = {path: one for path, one in ready.items() if one.subid not in others}
         self._node_id = state.node.node_id
         for path in self._tables.keys() - ready.keys():
             del self._tables[path]

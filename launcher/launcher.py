@@ -29,6 +29,7 @@ from launcher.point_requests import PointRequests
 from launcher.registrar import Registrar
 from launcher.repairs import RepairRequests
 from launcher.runner import NodeServices, Runner
+from launcher.share import ALL, Share
 from launcher.slot_losses import SlotLosses
 from launcher.table_comments import TableComments
 from launcher.verifier import Verifier, Verify
@@ -51,7 +52,7 @@ logger = structlog.get_logger()
 
 
 class Launcher:
-    """One node's launcher: `run` lasts until `stop`."""
+    """One node's launcher: `run` lasts until `stop`.  `share`: the subscriptions that it runs."""
 
     def __init__(
         self,
@@ -61,8 +62,10 @@ class Launcher:
         writers: TableWriters,
         node_id: str,
         verify: Verify | None = None,
+        share: Share = ALL,
     ) -> None:
         self.runners: dict[int, Runner] = {}
+        self._share = share
         self._settings = settings
         self._catalog = catalog
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -71,13 +74,13 @@ class Launcher:
         self._handovers: dict[int, Handover] = {}
         self._engine = engine
         self._monitors = Monitors(node_id, catalog)
-        self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, writers)
+        self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, writers, share)
         self._pin_requests = PinRequests(catalog, engine)
         self._point_requests = PointRequests(catalog, self.runners)
         self._repair_requests = RepairRequests(catalog, engine, self.runners)
         self._verifier = Verifier(settings.verify, catalog, verify)
         self._registrar = Registrar(settings.spark, catalog, engine)
-        self._comments = TableComments(node_id, catalog, engine, writers)
+        self._comments = TableComments(node_id, catalog, engine, writers, share)
         self._slot_losses = SlotLosses(settings, catalog, self.wake)
         self._new_tables = NewTables(settings, catalog, self.wake)
         self._wake = asyncio.Event()
@@ -94,7 +97,7 @@ class Launcher:
             engine,
             writers,
             settings,
-            WorkerSlots(settings.max_logical_replication_workers),
+            WorkerSlots(share.part_of(settings.max_logical_replication_workers)),
             self._slot_losses,
             self._new_tables,
         )
@@ -105,13 +108,18 @@ class Launcher:
         A catalog that cannot be reached is tried again.  Cancels the workers and raises ObjectInUse when another daemon
         has taken over the catalog.
         """
-        await self._catalog.clear_worker_stats()
+        await self._clear_worker_stats()
         async with asyncio.TaskGroup() as group:
             statistics = group.create_task(self._write_statistics())
-            housekeeping = group.create_task(self._housekeeper.run(), name="housekeeping")
-            verifying = group.create_task(self._verifier.run(), name="verifications")
-            registering = group.create_task(self._registrar.run(), name="registrations")
-            commenting = group.create_task(self._comments.run(), name="comments")
+            chores = [
+                group.create_task(self._housekeeper.run(), name="housekeeping"),
+                group.create_task(self._comments.run(), name="comments"),
+            ]
+            if self._share.is_first:
+                chores += [
+                    group.create_task(self._verifier.run(), name="verifications"),
+                    group.create_task(self._registrar.run(), name="registrations"),
+                ]
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -120,7 +128,7 @@ class Launcher:
                     await self._catalog.prove()
                     await self._end_abandoned_pauses()
                     counter = await self._catalog.change_counter()
-                    if counter != seen:
+                    if counter != seen and self._share.is_first:
                         await self._log_commands()
                     if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
                         await self._reconcile()
@@ -137,10 +145,8 @@ class Launcher:
                         await self._wake.wait()
                 except TimeoutError:
                     pass
-            housekeeping.cancel()
-            verifying.cancel()
-            registering.cancel()
-            commenting.cancel()
+            for chore in chores:
+                chore.cancel()
             await self._new_tables.close()
             await self._slot_losses.close()
             await self._point_requests.close()
@@ -150,7 +156,7 @@ class Launcher:
             statistics.cancel()
             await self._monitors.close()
         await self._put_statistics()
-        await self._catalog.clear_worker_stats()
+        await self._clear_worker_stats()
 
     def wake(self) -> None:
         """Look at the catalog at once: this process has changed it."""
@@ -167,7 +173,7 @@ class Launcher:
 
     async def _reconcile(self) -> None:
         """Start runners, and begin to end them, as the catalog says.  One that takes long to end does not hold up the others."""
-        subscriptions = await self._catalog.subscriptions()
+        subscriptions = self._share.of(await self._catalog.subscriptions())
         self._monitors.watch(subscriptions)
         wanted = {s.oid: s for s in subscriptions if s.enabled and s.paused is None}
         self._new_tables.watch(wanted.values())
@@ -295,8 +301,12 @@ class Launcher:
         requests = await self._catalog.pending_requests()
         if not requests:
             return
-        ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.paused is not None}
+        subscriptions = {s.oid: s for s in await self._catalog.subscriptions()}
+        ending = {s.oid for s in subscriptions.values() if not s.enabled or s.paused is not None}
         for request in requests:
+            of = subscriptions.get(request.subid) if request.subid is not None else None
+            if not (self._share.is_first if of is None else self._share.has(of)):
+                continue
             if request.subid in self._ends or (request.subid in self.runners and request.subid in ending):
                 # A later pass finds it ended; one that started from an older state of the catalog ends with the next pass, since
                 # the change counter has moved.
@@ -317,6 +327,14 @@ class Launcher:
         return PubsubError(f'the daemon does not know the request "{request.kind}"', sqlstate="0A000")
 
     # statistics
+
+    async def _clear_worker_stats(self) -> None:
+        """Remove what an earlier process, or this one, has stored of the workers that this one runs."""
+        if self._share.count == 1:
+            await self._catalog.clear_worker_stats()
+        else:
+            subscriptions = self._share.of(await self._catalog.subscriptions())
+            await self._catalog.clear_worker_stats_of({s.oid for s in subscriptions})
 
     async def _write_statistics(self) -> None:
         while True:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 import structlog
@@ -15,15 +15,18 @@ import structlog
 from catalog.home_lock import DaemonLock
 from catalog.states import RelState
 from catalog.store import Catalog
+from launcher.share import Share
+from launcher.stage_directory import stage_directory
 from pubsub import jars, object_stores, tracing
-from pubsub.errors import FeatureNotSupported, PubsubError
+from pubsub.errors import PubsubError
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
+    from apply.worker_statistics import Figures
     from launcher.launcher import Launcher
     from launcher.verifier import Verify
-    from pubsub.delta.places import Place
+    from launcher.worker_processes import WorkerProcesses
     from pubsub.delta.spark.engine import Engine
     from pubsub.delta.spark.spark_session import Spark
     from pubsub.delta.writers.choose_writer import TableWriters
@@ -49,9 +52,11 @@ class Service:
         engine: Engine,
         writers: TableWriters,
         launcher: Launcher,
+        processes: WorkerProcesses,
         settings: Settings,
     ) -> None:
         self.spark = spark
+        self._processes = processes
         self.engine = engine
         self._writers = writers
         self.launcher = launcher
@@ -59,7 +64,7 @@ class Service:
         self._lock = lock
         self._settings = settings
         self._spill = spill
-        self._running = asyncio.create_task(launcher.run(), name="launcher")
+        self._running = asyncio.create_task(self._run(), name="launcher")
         self._starting_spark: asyncio.Task[None] | None = None
         self._measuring = asyncio.create_task(self._measure(), name="memory")
 
@@ -105,8 +110,11 @@ class Service:
     ) -> Self:
         # Imported here because the packages of Spark and Arrow take a second.
         from launcher.launcher import Launcher
+        from launcher.process_messages import DELETING_LOCK
+        from launcher.worker_processes import WorkerProcesses
         from pubsub import allocators
         from pubsub.delta.key_index.node_index import KeyIndex
+        from pubsub.delta.log.transactions import DELETING
         from pubsub.delta.spark.engine import Engine
         from pubsub.delta.spark.spark_session import Spark
         from pubsub.delta.writers.choose_writer import TableWriters
@@ -120,19 +128,45 @@ class Service:
         index = KeyIndex(settings.home / "key_index")
         index.keep_only(frozenset(relation.path for relation in (await catalog.state()).relations))
         writers = TableWriters(
-            _stage_directory(settings, node.node_id),
+            stage_directory(settings, node.node_id),
             engine.transactions,
             statement_rows=settings.spark.least_statement_rows,
             index=index,
         )
-        launcher = Launcher(settings, catalog, engine, writers, node.node_id, verify)
-        service = cls(catalog, lock, spill, spark, engine, writers, launcher, settings)
+        share = Share(count=settings.worker_processes)
+        DELETING.between_processes(settings.home / DELETING_LOCK if share.count > 1 else None)
+        launcher = Launcher(settings, catalog, engine, writers, node.node_id, verify, share)
+        processes = await WorkerProcesses.open(settings, catalog.epoch, spark)
+        service = cls(catalog, lock, spill, spark, engine, writers, launcher, processes, settings)
         service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
 
     def wake(self) -> None:
-        """Make the launcher look at the catalog at once: this process has changed it."""
+        """Make the launchers look at the catalog at once: this process has changed it."""
         self.launcher.wake()
+        self._processes.wake()
+
+    def reloaded(self) -> None:
+        """Go on with the settings, which have changed in place."""
+        self._processes.reload()
+        self.launcher.wake()
+
+    def figures(self) -> dict[int, Figures]:
+        """Return the figures of the apply workers that run, by subscription's oid."""
+        return self.launcher.figures() | self._processes.figures()
+
+    async def _run(self) -> None:
+        """Run the launcher, and those of the worker processes, until all have drained; none goes on when one may not."""
+        work = [asyncio.create_task(self.launcher.run()), asyncio.create_task(self._processes.run())]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            if any(one.done() and not one.cancelled() and one.exception() is not None for one in work):
+                self._processes.kill()
+                self.launcher.stop()
+            await asyncio.gather(*work, return_exceptions=True)
+        for one in work:
+            one.result()
 
     async def failed(self) -> None:
         """Wait until the launcher fails, and raise its error.  Without `stop` it ends in no other way."""
@@ -141,6 +175,7 @@ class Service:
     async def stop(self) -> None:
         """Drain the workers within drain_timeout, end Spark and release the locks.  Raises the launcher's error."""
         self.launcher.stop()
+        self._processes.stop()
         self._catalog.end_within(self._settings.drain_timeout + self._catalog.timeout)
         self._measuring.cancel()
         # Work that waits for a JVM which hangs would otherwise never end.
@@ -162,6 +197,7 @@ class Service:
                     try:
                         await asyncio.to_thread(self._spill.release)
                     finally:
+                        self._processes.close()
                         await self._catalog.let_go()
                         if self._lock is not None:
                             self._lock.release()
@@ -172,6 +208,8 @@ class Service:
         """Store what the daemon takes of the memory, for status and metrics."""
         while True:
             memory = await self.engine.memory()
+            if memory.python is not None:
+                memory = replace(memory, python=memory.python + self._processes.memory())
             try:
                 await self._catalog.put_memory(memory)
             except PubsubError as error:
@@ -208,21 +246,3 @@ def _require_spark() -> None:
     """Fail now if Java or a jar is missing: otherwise each worker would fail on it every few seconds."""
     jars.require_java()
     jars.class_path()
-
-
-def _stage_directory(settings: Settings, node_id: str) -> Place:
-    """Return where batches are staged for Spark's statements: in the warehouse for a cluster, whose executors see that.
-
-    Raises FeatureNotSupported for a cluster with a warehouse elsewhere, which the daemon does not reach itself.
-    """
-    from pubsub.delta.places import is_reached, place
-
-    if settings.spark.is_local:
-        return settings.spill_directory / "stage"
-    if not is_reached(settings.warehouse_uri):
-        raise FeatureNotSupported(
-            "a Spark cluster is supported only with a warehouse on S3 or HDFS, or in a directory that its executors share",
-            detail=f'The setting "spark.master" is "{settings.spark.master}", "warehouse" is "{settings.warehouse_uri}".',
-        )
-    of_home = hashlib.sha256(str(settings.home).encode()).hexdigest()[:8]
-    return place(settings.warehouse_uri) / "_pubsub_stage" / f"{node_id}-{of_home}"

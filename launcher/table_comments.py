@@ -19,6 +19,7 @@ from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import foreseen, traced
+from launcher.share import ALL, Share
 from pubsub.delta.comments import Comments, follow
 from pubsub.delta.places import is_reached
 from pubsub.delta.spark.engine import Engine
@@ -39,10 +40,16 @@ logger = structlog.get_logger()
 
 
 class TableComments:
-    """One node's; `run` lasts until it is cancelled, and then until the commit under way has ended."""
+    """One node's; `run` lasts until it is cancelled, and then until the commit under way has ended.
 
-    def __init__(self, node_id: str, catalog: Catalog, engine: Engine, writers: TableWriters) -> None:
+    `share`: the subscriptions whose tables it sees to.
+    """
+
+    def __init__(
+        self, node_id: str, catalog: Catalog, engine: Engine, writers: TableWriters, share: Share = ALL
+    ) -> None:
         self._node_id = node_id
+        self._share = share
         self._catalog = catalog
         self._engine = engine
         self._writers = writers
@@ -79,7 +86,7 @@ class TableComments:
     async def _read_wanted(self) -> dict[int, tuple[Subscription, tuple[SubscriptionRel, ...]]]:
         """Return the subscriptions that want comments, with their tables that have a Delta table which is reached without Spark."""
         found = {}
-        for subscription in await self._catalog.subscriptions():
+        for subscription in self._share.of(await self._catalog.subscriptions()):
             if not subscription.options.comments or not subscription.enabled or subscription.paused is not None:
                 continue
             relations = tuple(

@@ -62,4 +62,5 @@ DESCRIPTIONS: Final = {
     "walsender.upstream": "The connection string of the server whose WAL is decoded.",
     "walsender.wal_source": "That of a standby from which the WAL is received instead.",
     "warehouse": "The directory or store in which the Delta tables are.",
+    "worker_processes": "How many processes share the subscriptions; one runs them all by default.",
 }

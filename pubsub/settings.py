@@ -63,6 +63,7 @@ PARAMETERS: Final = {
         Parameter("max_sync_workers_per_subscription", "", 0, MAX_WORKERS),
         Parameter("max_parallel_apply_workers_per_subscription", "", 0, 1024),
         Parameter("max_resyncs_per_day", "", 0, 1000),
+        Parameter("worker_processes", "", 1, 64),
         Parameter("logical_decoding_work_mem", "kB", 64),
         Parameter("max_message_size", "kB", 64),
         Parameter("catalog_poll_interval", "ms", 10),
@@ -105,6 +106,8 @@ class Settings(Table):
     ] = 2
     max_resyncs_per_day: Annotated[int, reader(PARAMETERS["max_resyncs_per_day"])] = 1
     """How often a subscription with `on_slot_loss = resync` may be copied anew within 24 hours."""
+    worker_processes: Annotated[int, reader(PARAMETERS["worker_processes"])] = 1
+    """How many processes share the subscriptions (launcher/share.py)."""
     logical_decoding_work_mem: Annotated[int, reader(PARAMETERS["logical_decoding_work_mem"])] = 64 << 20
     max_message_size: Annotated[int, reader(PARAMETERS["max_message_size"])] = 1 << 30
     """The most bytes of one message, or of a copied row; a process may need five times as many (docs/transactions.md)."""

@@ -149,7 +149,7 @@ async def _serve_with(
                         await reservation.end()
                         manager.tell("READY=1")
                         failing = asyncio.create_task(_failed(service, doors))
-                        signalled = await _until_signalled(failing, wanted, settings, service.wake)
+                        signalled = await _until_signalled(failing, wanted, settings, service.reloaded)
                         assert signalled is not None, "workers end by an error alone"
                         settings, again = signalled
                         if again:

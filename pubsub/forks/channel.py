@@ -68,6 +68,12 @@ class Channel:
         if len(self._unsent) == 1:
             self._write()
 
+    def flush(self) -> None:
+        """Send what is kept; blocks until the other end has taken it, or is gone."""
+        if self._socket.fileno() >= 0:
+            self._socket.setblocking(True)
+            self._write()
+
     def close(self) -> None:
         """Close this end; the other one notices."""
         if self._socket.fileno() < 0:

@@ -124,7 +124,7 @@ class Pictures:
     async def _take(self) -> Picture:
         state = await self._node.state()
         service = self._node.service
-        live = {} if service is None else {oid: Live.of(one) for oid, one in service.launcher.figures().items()}
+        live = {} if service is None else {oid: Live.of(one) for oid, one in service.figures().items()}
         jvm = service.engine.jvm_pid if service is not None else None
         served = Served.of(self._doors.publisher if self._doors is not None else None, self._backend)
         return Picture(state, from_state(state, os.getpid()), live, served, jvm, self._node.settings.verify.interval)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import enum
+import fcntl
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from pubsub.errors import PubsubError, SerializationFailure
@@ -150,9 +153,41 @@ class Listed:
     modification_time: int
 
 
+class Deleting:
+    """A lock of this process, and of all that name the same file.  It blocks: take it in a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        self._descriptor = -1
+
+    def between_processes(self, path: Path | None) -> None:
+        """Share the lock with the other processes that name this file; None: with none."""
+        self._path = path
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            if self._path is not None:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except BaseException:
+            self._release()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        self._lock.release()
+
+
 #: Held from the reading of a table's retention until what it allows is deleted.  A pin that was committed meanwhile came too
 #: late for that reading, so it waits for the end before it looks whether its version can still be read.
-DELETING: Final = threading.Lock()
+DELETING: Final = Deleting()
 
 
 class Cleaning(Protocol):

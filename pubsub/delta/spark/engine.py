@@ -109,7 +109,7 @@ class Engine:
         cancelled, too).  Otherwise an abandoned commit could land after another worker has read the table's version.
         """
         await self.start()
-        group = f"pubsub-{next(_groups)}"
+        group = f"pubsub-{os.getpid()}-{next(_groups)}"
 
         def in_thread() -> T:
             session = self._session()
@@ -151,7 +151,7 @@ class Engine:
     def _session(self) -> SparkSession:
         session = self._spark.running()  # it may have stopped by itself, though its JVM lives
         if getattr(self._local, "session", None) is not session:
-            session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pubsub-{next(_pools)}")
+            session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pubsub-{os.getpid()}-{next(_pools)}")
             self._local.session = session
         return session
 

@@ -287,13 +287,16 @@ class Spark:
                 if self.alive():
                     logger.warning("Spark has stopped by itself: its JVM is replaced")
                 jars.require_java()
-                logger.info("Spark is starting")
+                self._tell("Spark is starting")
                 began = time.monotonic()
                 self._end(_STOP_SECONDS)
                 self.fence()
                 self._start()
-                logger.info("Spark has started", seconds=round(time.monotonic() - began, 1))
+                self._tell("Spark has started", seconds=round(time.monotonic() - began, 1))
             return self.session
+
+    def _tell(self, event: str, **fields: object) -> None:
+        logger.info(event, **fields)
 
     def stop(self, *, timeout: float = _STOP_SECONDS) -> None:
         """End the session and the JVM for good; kill it if either takes longer than `timeout` seconds.
@@ -327,7 +330,7 @@ class Spark:
             gateway = None if session is None else session._sc._gateway
             if session is not None and process.poll() is None and not _ends(partial(_stop_session, session), timeout):
                 process.kill()
-            _forget_gateway(gateway)
+            forget_gateway(gateway)
             if process.stdin is not None:
                 process.stdin.close()
             try:
@@ -385,7 +388,7 @@ class Spark:
             # A JVM without a session would be taken for a running Spark forever.
             gateway.proc.kill()
             gateway.proc.wait()
-            _forget_gateway(gateway)
+            forget_gateway(gateway)
             if not isinstance(error, Py4JError):
                 raise
             raise self._not_started(text) from None
@@ -513,7 +516,7 @@ def _holders(path: Path) -> list[int]:
     return [pid for pid in holding if is_ours(pid)]
 
 
-def _forget_gateway(gateway: object) -> None:
+def forget_gateway(gateway: object) -> None:
     """Let pyspark start a new JVM in this process: it keeps the first JVM's gateway in class attributes.
 
     Those of another JVM, which goes on, stay as they are.

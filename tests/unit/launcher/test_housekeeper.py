@@ -60,6 +60,7 @@ class Catalog:
             storage=tuple(self.storage.values()),
             sequences=tuple(self.sequences),
             node=SimpleNamespace(node_id="node"),
+            subscriptions=(),
         )
 
     async def put_statistics(self, storage: list[TableStorage]) -> None:

@@ -60,6 +60,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "wal_receiver_timeout": "1min",
         "wal_retrieve_retry_interval": "5s",
         "warehouse": str(tmp_path / "warehouse"),
+        "worker_processes": "1",
         "walsender.allow_trust": "off",
         "walsender.archive_directory": "",
         "walsender.auth_file": "",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.service import _stage_directory
+from launcher.stage_directory import stage_directory
 from pubsub.errors import FeatureNotSupported
 from pubsub.settings import Settings
 
 
 def staged(home: Path, warehouse: str, master: str = "spark://host:7077") -> str:
-    return str(_stage_directory(Settings.read({"warehouse": warehouse, "spark": {"master": master}}, home), "id"))
+    return str(stage_directory(Settings.read({"warehouse": warehouse, "spark": {"master": master}}, home), "id"))
 
 
 def test_executors_of_a_cluster_reach_what_is_staged(tmp_path: Path) -> None:
