@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -115,11 +113,8 @@ def test_a_service_manager_signals_all_processes(pair: tuple[Daemon, list[Subscr
         one.send_signal(signal.SIGHUP)
     wait_until(lambda: daemon.said("the workers go on with them"), "settings")
     write(both)
-    process = daemon.process
     (worker,) = workers(daemon)
-    for one in (process, worker):
-        with suppress(psutil.NoSuchProcess):
-            os.kill(one.pid, signal.SIGTERM)
-    wait_until(lambda: daemon.said("daemon has ended"), "the end")
+    worker.send_signal(signal.SIGTERM)
+    assert daemon.terminate() == 0
     wait_until(lambda: not worker.is_running() or worker.status() == "zombie", "the other's end")
     assert not daemon.said("did not end in time")

@@ -47,6 +47,8 @@ class _Process:
 class AttachedSpark(Spark):
     """See Spark.  `ask` returns the address of the JVM that runs; it blocks, and raises as Spark.running does."""
 
+    is_ours = False
+
     def __init__(self, home: Path, ask: Callable[[], JvmAddress], *, master: str, conf: Mapping[str, str]) -> None:
         super().__init__(home, master=master, conf=conf)
         self._ask = ask
@@ -65,9 +67,6 @@ class AttachedSpark(Spark):
 
     def kill_if_hung(self, patience: float = 0.0) -> None:
         """Kill nothing: the process that has started it does that."""
-
-    def _tell(self, event: str, **fields: object) -> None:
-        """Say nothing: it is there already."""
 
     def _end(self, timeout: float) -> None:
         """Leave the JVM, and its session, as they are."""

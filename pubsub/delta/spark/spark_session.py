@@ -151,6 +151,9 @@ class Spark:
         self._fencing = threading.Lock()
         self._fence: int | None = None
 
+    is_ours = True
+    """Whether the JVM is started here; otherwise another process has (attached.py)."""
+
     @property
     def session(self) -> SparkSession:
         """The session.  Raises PubsubError (57P03) if Spark is not running."""
@@ -287,16 +290,15 @@ class Spark:
                 if self.alive():
                     logger.warning("Spark has stopped by itself: its JVM is replaced")
                 jars.require_java()
-                self._tell("Spark is starting")
+                if self.is_ours:
+                    logger.info("Spark is starting")
                 began = time.monotonic()
                 self._end(_STOP_SECONDS)
                 self.fence()
                 self._start()
-                self._tell("Spark has started", seconds=round(time.monotonic() - began, 1))
+                if self.is_ours:
+                    logger.info("Spark has started", seconds=round(time.monotonic() - began, 1))
             return self.session
-
-    def _tell(self, event: str, **fields: object) -> None:
-        logger.info(event, **fields)
 
     def stop(self, *, timeout: float = _STOP_SECONDS) -> None:
         """End the session and the JVM for good; kill it if either takes longer than `timeout` seconds.

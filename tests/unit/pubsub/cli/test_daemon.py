@@ -29,7 +29,7 @@ class NoWorkers:
     async def stop(self) -> None:
         pass
 
-    def wake(self) -> None:
+    def reloaded(self) -> None:
         pass
 
 
