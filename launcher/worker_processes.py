@@ -25,6 +25,7 @@ import structlog
 
 from apply.worker_statistics import Figures
 from launcher import process_messages as p
+from launcher.failures import typed
 from launcher.share import Share
 from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.errors import ObjectInUse, PubsubError
@@ -208,8 +209,9 @@ class WorkerProcesses:
         """Tell a process where the JVM is, which is started if need be."""
         try:
             answer = p.Answer(await asyncio.to_thread(JvmAddress.of, self._spark))
-        except PubsubError as error:
-            answer = p.Answer(None, p.error_fields(error))
+        except Exception as error:
+            # Whatever it is: a thread of that process waits.
+            answer = p.Answer(None, p.error_fields(typed(error)))
         running.channel.send(p.JVM, p.packed(answer))
 
 
