@@ -104,8 +104,7 @@ class Requests(Database):
             return None
         await self._withdraw(request_id)
         if row.error is not None:
-            fields = dict(row.error)
-            raise PubsubError(fields.pop("message"), **fields)
+            raise PubsubError(**row.error)
         return row.result or {}
 
     @uncancelled
@@ -119,5 +118,4 @@ def _error_json(error: PubsubError | str | None) -> dict[str, str | None] | None
         return None
     if isinstance(error, str):
         return {"message": error}
-    names = ("message", "sqlstate", "detail", "hint", "context")
-    return {name: getattr(error, name) for name in names}
+    return error.fields()

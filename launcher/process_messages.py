@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from launcher.share import Share
 from pubsub.delta.spark.jvm_address import JvmAddress
-from pubsub.errors import PubsubError
 from pubsub.settings import Settings
 
 TASK: Final = b"T"
@@ -52,7 +51,7 @@ class Answer:
     """The answer to JVM: an address, or an error's fields."""
 
     address: JvmAddress | None
-    error: dict[str, str | None] | None = None
+    error: dict[str, Any] | None = None
 
 
 def packed(what: Any) -> bytes:
@@ -63,15 +62,3 @@ def packed(what: Any) -> bytes:
 def unpacked(contents: bytes) -> Any:
     """Return what a message's contents say."""
     return pickle.loads(contents)  # noqa: S301
-
-
-def error_fields(error: PubsubError) -> dict[str, str | None]:
-    """Return what `error_of` makes an error of again."""
-    names = ("message", "sqlstate", "detail", "hint", "context")
-    return {name: getattr(error, name) for name in names}
-
-
-def error_of(fields: dict[str, str | None]) -> PubsubError:
-    """Return the error of another process."""
-    message = fields.pop("message") or ""
-    return PubsubError(message, **fields)

@@ -156,17 +156,15 @@ class Service:
         return self.launcher.figures() | self._processes.figures()
 
     async def _run(self) -> None:
-        """Run the launcher, and those of the worker processes, until all have drained; none goes on when one may not."""
-        work = [asyncio.create_task(self.launcher.run()), asyncio.create_task(self._processes.run())]
+        """Run the launcher, and those of the worker processes, until all have drained; none goes on when this one may not."""
+        others = asyncio.create_task(self._processes.run(), name="worker processes")
         try:
-            await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+            await self.launcher.run()
+        except BaseException:
+            self._processes.kill()
+            raise
         finally:
-            if any(one.done() and not one.cancelled() and one.exception() is not None for one in work):
-                self._processes.kill()
-                self.launcher.stop()
-            await asyncio.gather(*work, return_exceptions=True)
-        for one in work:
-            one.result()
+            await others
 
     async def failed(self) -> None:
         """Wait until the launcher fails, and raise its error.  Without `stop` it ends in no other way."""

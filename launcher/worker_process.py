@@ -32,6 +32,7 @@ from pubsub.delta.spark.attached import AttachedSpark
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.delta.writers.choose_writer import TableWriters
+from pubsub.errors import PubsubError
 from pubsub.forks.channel import Channel
 from pubsub.settings import Settings
 
@@ -58,7 +59,7 @@ class WorkerProcess:
         try:
             await self._run(task)
         except Exception as error:
-            self._channel.send(p.FAILURE, p.packed(p.error_fields(typed(error))))
+            self._channel.send(p.FAILURE, p.packed(typed(error).fields()))
             return 1
         finally:
             # What events are still on their way to it.
@@ -67,7 +68,7 @@ class WorkerProcess:
         return 0
 
     async def _run(self, task: p.Task) -> None:
-        settings = self._settings = task.settings
+        settings = task.settings
         conf = settings.spark.session_conf()
         object_stores.configure(conf)
         allocators.limit_arenas()
@@ -111,14 +112,18 @@ class WorkerProcess:
 
     def _message(self, kind: bytes, contents: bytes, _files: list[int]) -> None:
         if kind == p.TASK:
-            self._task.set_result(p.unpacked(contents))
+            task: p.Task = p.unpacked(contents)
+            # At once: a message that follows may change them.
+            self._settings = task.settings
+            self._task.set_result(task)
         elif kind == p.JVM:
             answer: p.Answer = p.unpacked(contents)
             asked = self._asked.pop(0)
             if answer.address is not None:
                 asked.set_result(answer.address)
             else:
-                asked.set_exception(p.error_of(answer.error or {}))
+                assert answer.error is not None
+                asked.set_exception(PubsubError(**answer.error))
         elif kind == p.RELOAD and self._settings is not None:
             self._settings.take_over(p.unpacked(contents))
         if self._launcher is not None:

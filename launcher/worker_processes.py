@@ -11,12 +11,10 @@ commit finds that another one was made under its application id, and its worker 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import socket
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -29,6 +27,7 @@ from launcher.failures import typed
 from launcher.share import Share
 from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.forks import fence
 from pubsub.forks.channel import Channel
 from pubsub.memory import resident
 from pubsub.settings import Settings
@@ -58,7 +57,11 @@ class _Process:
 
 
 class WorkerProcesses:
-    """All but the daemon's own.  `run` lasts until `stop`, or one tells that none may go on."""
+    """All but the daemon's own.  `run` lasts until `stop`, or `kill`.
+
+    Where another daemon has taken over the catalog, they end, and can do nothing when they are started again; the daemon's own
+    launcher finds the same.
+    """
 
     def __init__(self, settings: Settings, epoch: int | None, spark: Spark, lock: int) -> None:
         self._settings = settings
@@ -77,15 +80,10 @@ class WorkerProcesses:
         return cls(settings, epoch, spark, await asyncio.to_thread(_locked, settings.home / _LOCK))
 
     async def run(self) -> None:
-        """Keep them running.  Raises what makes going on impossible, and has killed them then."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number in range(1, self._settings.worker_processes):
-                    group.create_task(self._keep(number), name=f"worker process {number}")
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-        finally:
-            self.kill()
+        """Keep them running."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(1, self._settings.worker_processes):
+                group.create_task(self._keep(number), name=f"worker process {number}")
 
     def figures(self) -> dict[int, Figures]:
         """Return the figures of their apply workers, by subscription's oid."""
@@ -141,15 +139,13 @@ class WorkerProcesses:
                     await self._stopping.wait()
 
     async def _run_one(self, number: int) -> str:
-        """Run one to its end, and return why it has ended.  Raises OSError; ObjectInUse if another daemon has the catalog."""
+        """Run one to its end, and return why it has ended.  Raises OSError if it cannot be started."""
         running = await self._start(number)
         try:
             code = await self._until_ended(running)
         finally:
             del self._running[number]
             running.channel.close()
-        if isinstance(running.failure, ObjectInUse):
-            raise running.failure
         return running.failure.message if running.failure is not None else f"it has ended with exit code {code}"
 
     async def _until_ended(self, running: _Process) -> int:
@@ -199,7 +195,7 @@ class WorkerProcesses:
             method, fields = p.unpacked(contents)
             _log(method, fields)
         elif kind == p.FAILURE:
-            running.failure = p.error_of(p.unpacked(contents))
+            running.failure = PubsubError(**p.unpacked(contents))
         elif kind == p.JVM:
             task = asyncio.create_task(self._answer(running))
             self._answering.add(task)
@@ -211,7 +207,7 @@ class WorkerProcesses:
             answer = p.Answer(await asyncio.to_thread(JvmAddress.of, self._spark))
         except Exception as error:
             # Whatever it is: a thread of that process waits.
-            answer = p.Answer(None, p.error_fields(typed(error)))
+            answer = p.Answer(None, typed(error).fields())
         running.channel.send(p.JVM, p.packed(answer))
 
 
@@ -222,23 +218,13 @@ def _log(method: str, fields: dict[str, Any]) -> None:
 
 def _locked(path: Path) -> int:
     """Lock a file that the processes of an earlier daemon hold; return its descriptor.  Blocks.  Raises ObjectInUse."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _EARLIER
-    waiting = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if not waiting:
-                waiting = True
-                logger.info("waiting for an earlier daemon's worker processes to end")
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            os.close(descriptor)
-            raise ObjectInUse(
-                "worker processes of an earlier daemon are still running",
-                detail=f'They have held "{path}" for more than {_EARLIER:.0f} s.',
-                hint="End the processes of launcher.worker_process that a daemon killed earlier left behind.",
-            ) from error
-        return descriptor
+    try:
+        return fence.acquire(
+            path, _EARLIER, lambda: logger.info("waiting for an earlier daemon's worker processes to end")
+        )
+    except TimeoutError as error:
+        raise ObjectInUse(
+            "worker processes of an earlier daemon are still running",
+            detail=f'They have held "{path}" for more than {_EARLIER:.0f} s.',
+            hint="End the processes of launcher.worker_process that a daemon killed earlier left behind.",
+        ) from error

@@ -8,7 +8,7 @@ table, or stop the subscription.
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 #: The string of CONNECTION, be it closed or not; `open` begins it.
 _CONNECTION: Final = re.compile(
@@ -49,6 +49,11 @@ class PubsubError(Exception):
         self.context = context
         self.relid: int | None = None
         self.finish_lsn: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return what `PubsubError` makes the error of again, in another process."""
+        names = ("message", "sqlstate", "detail", "hint", "context")
+        return {name: getattr(self, name) for name in names}
 
     def report(self, *, verbose: bool = False) -> str:
         """Return the error as in psql: ERROR, DETAIL, HINT, CONTEXT, one line each; `verbose` adds the SQLSTATE."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from hypothesis import settings
@@ -10,9 +12,11 @@ from hypothesis import settings
 from pubsub.testing import binaries
 from pubsub.testing.fixtures import (  # noqa: F401
     VERSIONS,
+    Database,
     any_database,
     any_publisher,
     database,
+    fresh,
     publisher,
     publisher15,
     publisher16,
@@ -21,6 +25,7 @@ from pubsub.testing.fixtures import (  # noqa: F401
     servers,
     spark,
 )
+from pubsub.testing.servers import EmbeddedPostgres
 from tests.running.logs import Logs
 from tests.running.processor_time import ProcessorTime
 from tests.support import stores
@@ -35,6 +40,13 @@ _FUZZ = float(os.environ.get("PUBSUB_FUZZ", "1"))
 
 # Values of a test's parameters that name a server of a version other than the base's.
 _OTHERS = frozenset(VERSIONS) - {"18"}
+
+
+@pytest.fixture
+def databases(publisher: EmbeddedPostgres) -> Iterator[list[Database]]:  # noqa: F811
+    """Two empty databases of the publisher."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(contextmanager(fresh)(publisher)) for _ in range(2)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,20 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pubsub.testing.fixtures import Database, fresh
-from pubsub.testing.servers import EmbeddedPostgres
+from pubsub.testing.fixtures import Database
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import wait_until
 
 pytestmark = pytest.mark.full
-
-
-@pytest.fixture
-def databases(publisher: EmbeddedPostgres) -> Iterator[list[Database]]:
-    made = [fresh(publisher) for _ in range(2)]
-    yield [next(one) for one in made]
-    for one in made:
-        next(one, None)
 
 
 @pytest.fixture

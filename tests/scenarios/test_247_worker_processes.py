@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from pubsub.delta.spark.spark_session import Spark
-from pubsub.testing.fixtures import Database, fresh
-from pubsub.testing.servers import EmbeddedPostgres
+from pubsub.testing.fixtures import Database
 from tests.support.replica import Replica, RunningNode, wait_until
-
-
-@pytest.fixture
-def databases(publisher: EmbeddedPostgres) -> Iterator[list[Database]]:
-    made = [fresh(publisher) for _ in range(2)]
-    yield [next(one) for one in made]
-    for one in made:
-        next(one, None)
 
 
 def test_two_processes_have_a_subscription_each(tmp_path: Path, spark: Spark, databases: list[Database]) -> None:

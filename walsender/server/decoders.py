@@ -104,7 +104,7 @@ class Decoder:
         """Hand a stream over, with the client's socket; return its number."""
         number = next(self._numbers)
         if self.failed.is_set():
-            error = requests.error_fields(self._error)
+            error = self._error.fields()
             stream.ended(StreamEnd(number, STOPPED, error, request["received"]))
             return number
         self._streams[number] = stream
@@ -160,7 +160,7 @@ class Decoder:
                 stream.status_requested()
         elif kind == requests.FAILURE:
             # It has not read yet what it was sent last, and answers that first.
-            self._error = requests.error_of(json.loads(contents))
+            self._error = PubsubError(**json.loads(contents))
             self._feed.listeners.discard(self.tell)
             self.failed.set()
             self._channel.send(requests.BYE)
@@ -168,13 +168,13 @@ class Decoder:
             fields = json.loads(contents)
             stream = self._streams.get(fields.pop("number"))
             if stream is not None:
-                stream.warned(requests.error_of(fields))
+                stream.warned(PubsubError(**fields))
 
     def _gone(self) -> None:
         self._feed.listeners.discard(self.tell)
         self.failed.set()
         streams, self._streams = self._streams, {}
-        error = requests.error_fields(self._error)
+        error = self._error.fields()
         for number, stream in streams.items():
             stream.ended(StreamEnd(number, CUT, error, b""))
 

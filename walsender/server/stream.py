@@ -26,7 +26,6 @@ from pubsub.publisher.connection import Parameter, with_literals
 from pubsub.reorderbuffer.buffer import Statistics
 from walsender.historic import upstream
 from walsender.slots.slot import Slot
-from walsender.streaming import requests
 from walsender.streaming.requests import StreamEnd
 from walsender.streaming.subscriber import BROKEN, CLOSED, COPY_DONE, CUT
 
@@ -168,11 +167,11 @@ class Stream:
             raise m.Closed
         if end.how == BROKEN:
             assert end.error is not None
-            session.send(session.error(requests.error_of(end.error), "FATAL"))
+            session.send(session.error(PubsubError(**end.error), "FATAL"))
             raise m.Closed
         await asking.query(_SET_IDLE, [str(idle)])
         if end.error is not None:
-            raise requests.error_of(end.error)
+            raise PubsubError(**end.error)
         if end.how == COPY_DONE:
             session.send(m.message(b"c"))
 

@@ -27,7 +27,6 @@ from walsender.decoding import DecodeRequest, Session
 from walsender.feed.spool import Spool
 from walsender.historic.upstream import Upstream
 from walsender.plugin_request import PluginRequest
-from walsender.streaming import requests
 from walsender.streaming.ahead import Ahead
 from walsender.streaming.spool_source import SpoolSource
 
@@ -79,7 +78,7 @@ class _Chunks:
                 select.select([], [self._descriptor], [])
 
     def tell(self, kind: bytes, error: PubsubError) -> None:
-        self.write(kind, json.dumps(requests.error_fields(error)).encode())
+        self.write(kind, json.dumps(error.fields()).encode())
 
 
 class _EnoughError(Exception):

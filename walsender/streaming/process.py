@@ -295,7 +295,7 @@ class DecodingProcess:
         """End all streams, and those that the server asks for until it knows; the process ends when it does."""
         self._failure = error
         print(error.report(), file=sys.stderr, flush=True)
-        self._channel.send(requests.FAILURE, json.dumps(requests.error_fields(error)).encode())
+        self._channel.send(requests.FAILURE, json.dumps(error.fields()).encode())
         for stream in self._streams.values():
             stream.subscriber.end(STOPPED, error)
         self._sweep()
@@ -455,13 +455,13 @@ class DecodingProcess:
                 if one is not self._base and not one.subscribers:
                     self._end_pass(one)
             self._report([stream], last=True)
-            fields = None if error is None else requests.error_fields(error)
+            fields = None if error is None else error.fields()
             done = StreamEnd(subscriber.number, how, fields, subscriber.rest)
             self._channel.send(requests.DONE, done.write())
 
     def _warn(self, subscriber: Subscriber, warning: PubsubError) -> None:
         subscriber.put(m.error(warning, "WARNING"))
-        contents = {"number": subscriber.number, **requests.error_fields(warning)}
+        contents = {"number": subscriber.number, **warning.fields()}
         self._channel.send(requests.WARNING, json.dumps(contents).encode())
 
     # From time to time

@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass
 from struct import Struct
 from typing import Any, Final, Self
 
-from pubsub.errors import PubsubError
 from pubsub.protocol.output.styles import Styles, TimeZone
 from walsender.historic.upstream import SessionTexts
 
@@ -50,7 +49,6 @@ FAILURE: Final = b"F"
 NUMBER: Final = Struct(">Q")
 STATUS: Final = Struct(">QQQQ")
 UNLIMITED: Final = (1 << 64) - 1
-_FIELDS: Final = ("message", "sqlstate", "detail", "hint", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +131,6 @@ class StreamEnd:
         fields = json.loads(data)
         fields["rest"] = b64decode(fields["rest"])
         return cls(**fields)
-
-
-def error_fields(error: PubsubError) -> dict[str, Any]:
-    return {name: getattr(error, name) for name in _FIELDS}
-
-
-def error_of(fields: dict[str, Any]) -> PubsubError:
-    return PubsubError(**fields)
 
 
 def texts_of(fields: dict[str, Any]) -> SessionTexts:

@@ -9,7 +9,6 @@ A killed daemon's JVM may still finish a commit that it was given.  So the JVM h
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import signal
@@ -29,6 +28,7 @@ from py4j.protocol import Py4JError
 from pubsub import faults, jars, java_classes, object_stores
 from pubsub.delta.spark import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.forks import fence
 from pubsub.memory import Heap
 from pubsub.reorderbuffer import files
 from pubsub.setting_tables import names_secret
@@ -478,26 +478,14 @@ def _refused(error: BaseException | None) -> bool:
 
 def _acquire_fence(path: Path, timeout: float) -> int:
     """Lock the node's JVM fence, waiting at most `timeout` seconds for an earlier JVM to end; return the descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + timeout
-    waiting = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if not waiting:
-                waiting = True
-                logger.info("waiting for an earlier daemon's JVM to end")
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            os.close(descriptor)
-            raise ObjectInUse(
-                "another Spark of this node is still running",
-                detail=f'It has held "{path}" for more than {timeout:.0f} s.',
-                hint="Wait for it, or end the java process that a daemon killed earlier left behind.",
-            ) from error
-        return descriptor
+    try:
+        return fence.acquire(path, timeout, lambda: logger.info("waiting for an earlier daemon's JVM to end"))
+    except TimeoutError as error:
+        raise ObjectInUse(
+            "another Spark of this node is still running",
+            detail=f'It has held "{path}" for more than {timeout:.0f} s.',
+            hint="Wait for it, or end the java process that a daemon killed earlier left behind.",
+        ) from error
 
 
 def _holders(path: Path) -> list[int]:

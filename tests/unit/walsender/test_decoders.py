@@ -413,7 +413,7 @@ async def test_a_stream_that_comes_too_late_is_told_the_reason() -> None:
     told: asyncio.Queue[bytes] = asyncio.Queue()
     process = Channel(theirs, lambda kind, _contents, _files: told.put_nowait(kind), lambda: None)
     decoder._channel = Channel(ours, decoder._message, decoder._gone)
-    process.send(requests.FAILURE, json.dumps(requests.error_fields(DataCorrupted(REASON))).encode())
+    process.send(requests.FAILURE, json.dumps(DataCorrupted(REASON).fields()).encode())
     await asyncio.wait_for(decoder.failed.wait(), 60)
     assert await asyncio.wait_for(told.get(), 60) == requests.BYE
     stream = Told()
