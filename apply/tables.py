@@ -20,7 +20,7 @@ from apply.identity_missing import explain
 from apply.isolation import Failure, hint_to_resync, is_own
 from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
-from apply.ready import ReadyTables
+from apply.ready import ReadyTables, is_ready
 from apply.relation_entry import RelationEntry
 from apply.relation_map import RelationMap
 from apply.schema_changes.diff import CopyAgain
@@ -428,6 +428,10 @@ class ApplyTables:
                 skip_lsn=str(passed.wanted),
                 finish_lsn=str(passed.finish),
             )
+
+    def waits_for(self, position: Lsn) -> bool:
+        """See interfaces.Tables."""
+        return any(is_ready(entry.sync_lsn, position) for entry in self.relations.entries.values())
 
     async def store_ready(self) -> None:
         """Store `r` for the tables in s whose LSN the stored origin has reached."""

@@ -87,6 +87,11 @@ class Feedback:
         self.flushed = max(self.flushed, last.end_lsn)
         self._last = LastCommit(last.commit_lsn, last.commit_time)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a table becomes ready once the position is stored; keepalives that come all the time leave no silence for that."""
+        return self.caught_up and self._whole is not None and self._whole.waits_for(self._dispatcher.position)
+
     def note_progress(self, now: float) -> None:
         """Show in the figures whether the worker has caught up.  `now`: monotonic seconds."""
         pending = bool(self._in_flight or self._dispatcher.batch.transactions)

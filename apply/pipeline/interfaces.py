@@ -132,6 +132,9 @@ class SubscriptionTables(Tables, Protocol):
     def refresh_pending(self) -> bool:
         """Whether `refresh_columns` has work to do once the stream has come far enough."""
 
+    def waits_for(self, position: Lsn) -> bool:
+        """Tell whether a table in s becomes ready with this position."""
+
     async def refresh_columns(self, at: Lsn) -> None:
         """Alter the tables that REFRESH asked about to match the publisher's; everything up to `at` is committed."""
 

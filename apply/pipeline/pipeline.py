@@ -245,7 +245,7 @@ class Pipeline:
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
                 await self._feedback.answer()
-            elif silent:
+            elif silent or self._feedback.is_awaited:
                 await self._feedback.advance()
 
     def _ended(self) -> bool:

@@ -56,6 +56,8 @@ class MemoryTables:
         self.altered_at: list[Lsn] = []
         self.durables: list[Lsn] = []
         self.last: LastCommit | None = None
+        # Where a table in s waits for the position.
+        self.synced: Lsn | None = None
         self.store: Callable[[Lsn], Coroutine[Any, Any, None]] | None = None
         self._versions: dict[int, Lsn] = {}
         self._targets: dict[int, TargetTable] = dict(enumerate(delta.targets.values(), A.oid))
@@ -90,6 +92,9 @@ class MemoryTables:
 
     refresh_pending = False
 
+    def waits_for(self, position: Lsn) -> bool:
+        return self.synced is not None and position >= self.synced
+
     async def refresh_columns(self, at: Lsn) -> None: ...
 
     async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
@@ -112,6 +117,8 @@ class MemoryTables:
     async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
         if self.store is not None:
             await self.store(lsn)
+        if self.waits_for(lsn):
+            self.synced = None
         self.durables.append(lsn)
         self.last = last
 

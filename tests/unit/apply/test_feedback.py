@@ -80,6 +80,21 @@ async def test_transactions_of_others_advance_without_a_pause_in_the_stream() ->
 
 
 @virtual
+async def test_a_table_that_waits_for_the_position_is_ready_with_the_first_keepalive_past_it() -> None:
+    """Others write all the time: no silence comes, and it once waited for the next status, or for ever without an interval."""
+    p = MemoryPipeline([keepalive(20)], limits=replace(LIMITS, status_interval=0.0))
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.tables.durables == [20])
+    p.tables.synced = Lsn(300)
+    for position in range(100, 1000, 100):
+        p.stream.send([keepalive(position)])
+        await asyncio.sleep(0.5)
+    assert p.tables.durables == [20, 300], "and the others do not cost a write to the catalog each"
+    p.pipeline.drain()
+    await task
+
+
+@virtual
 async def test_caught_up_is_told_under_load_too() -> None:
     """It once stayed true from the first idle second on, and the lag was shown as zero."""
     p = MemoryPipeline()
