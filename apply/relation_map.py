@@ -139,10 +139,10 @@ class RelationMap:
         held = held or INVALID_LSN
         entry.version = max(entry.version, held)
         entry.after = max(held, relation.lsn or INVALID_LSN)
-        if relation.state is RelState.SYNCDONE:
-            entry.sync_lsn = relation.lsn
         entry.columns = await self.columns_of(entry)
         entry.synced = True
+        if relation.state is RelState.SYNCDONE:
+            entry.sync_lsn = relation.lsn
 
     async def columns_of(self, entry: RelationEntry) -> Columns:
         """Return the columns of the table's present copy, from its Delta table.  Raises UndefinedTable."""

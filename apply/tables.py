@@ -362,10 +362,12 @@ class ApplyTables:
         self._draining.set()
 
     async def _until_synced(self, entry: RelationEntry) -> None:
-        """Wait until the table's sync worker has stored s.
+        """Wait until the table's sync worker has stored s; not for a table that apply writes by now, has stopped, or has left.
 
         Raises NotInPrerequisiteState if told to drain first; the uncommitted changes are then received again.
         """
+        if entry.synced or entry.stopped or not self.relations.is_here(entry):
+            return  # its hand-over is forgotten, maybe while other things were awaited: nothing would end the wait
         name = entry.relation.qualified_name
         awaited = (name, time.monotonic())
         self._awaited.append(awaited)

@@ -37,6 +37,12 @@ def test_a_life_that_lost_a_row() -> None:
 
 
 @pytest.mark.full
+def test_a_life_that_stood_still() -> None:
+    """A table became ready while its next batch waited for the commits before it, and that batch then for its sync worker."""
+    _search("tests.simulation", "--seed", "531")
+
+
+@pytest.mark.full
 def test_a_thousand_lives_under_a_virtual_clock() -> None:
     _search("tests.simulation", "--seeds", "1000", "--jobs", "2")
 

@@ -11,6 +11,7 @@ import pytest
 
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
+from apply.relation_entry import RelationEntry
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Follower, Looked
 from catalog.states import RelState
@@ -116,6 +117,57 @@ async def test_a_table_that_its_sync_worker_still_writes_is_altered_after_s(benc
     assert follower.altered_at == [90]
     before, now = follower.columns_of
     assert now is not before, "they are read again"
+
+
+async def test_a_table_that_became_ready_while_earlier_batches_were_committed_is_not_waited_for(bench: Bench) -> None:
+    """Those batches had waited for its sync worker; with r its hand-over is forgotten, and nothing tells of s any more."""
+    follower = Alters()
+    tables = bench.follows(follower)
+    await bench.copied(100)
+    await tables.relations.load()
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+
+    async def becomes_ready() -> None:
+        if await bench.state() is RelState.FINISHEDCOPY:
+            await bench.synced(100)
+            await tables.relations.load()
+            await tables.durable(Lsn(100), None)
+        assert await bench.state() is RelState.READY
+
+    async with asyncio.timeout(10):
+        assert set((await tables.adapt_tables(Batch({A.oid: A}), becomes_ready))[0]) == {("public", "a")}
+    assert follower.altered_at == [100]
+
+
+async def test_a_table_that_has_stopped_is_not_waited_for(bench: Bench) -> None:
+    await bench.copied(100)
+    await bench.tables.relations.load()
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+    staged = await bench.destination()
+    await bench.catalog.stop_relation(bench.subscription.oid, A.oid, "broken", None, Lsn(100), count="sync")
+    await bench.tables.relations.load()
+    async with asyncio.timeout(10):
+        assert not await bench.tables.may_write(staged)
+
+
+async def test_a_table_is_not_ready_before_it_is_taken_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task stores r while the columns of a table in s are read: the table was still its sync worker's, for ever."""
+    await bench.copied(100)
+    relations = bench.tables.relations
+    columns_of = relations.columns_of
+
+    async def slowly(entry: RelationEntry) -> Columns:
+        await bench.tables.durable(Lsn(100), None)
+        return await columns_of(entry)
+
+    monkeypatch.setattr(relations, "columns_of", slowly)
+    await bench.synced(100)
+    await relations.load()
+    assert await bench.state() is RelState.SYNCDONE
+    await bench.tables.durable(Lsn(100), None)
+    assert await bench.state() is RelState.READY
 
 
 class NeedsACopy(Meanwhile):
