@@ -19,7 +19,8 @@ _STATE = "SELECT slot_name, invalidation_reason, wal_status, restart_lsn IS NULL
 
 @pytest.fixture
 def upstream() -> Iterator[EmbeddedPostgres]:
-    settings: dict[str, str | int] = {"max_replication_slots": 1, "max_wal_senders": 3}
+    # It keeps what a publisher has not received yet, however fast a test moves on.
+    settings: dict[str, str | int] = {"max_replication_slots": 1, "max_wal_senders": 3, "wal_keep_size": "1GB"}
     with EmbeddedPostgres("18", settings=settings, initdb=["--wal-segsize=1"]) as server:
         server.execute("CREATE TABLE t (id int, v text)")
         yield server
