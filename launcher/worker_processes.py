@@ -23,7 +23,7 @@ import structlog
 
 from apply.worker_statistics import Figures
 from launcher import process_messages as p
-from launcher.failures import typed
+from launcher.failures import foreseen, traced, typed
 from launcher.share import Share
 from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.errors import ObjectInUse, PubsubError
@@ -128,17 +128,20 @@ class WorkerProcesses:
         """Run one, again when it has died."""
         while not self._stopping.is_set():
             try:
-                reason = await self._run_one(number)
-            except OSError as error:
-                reason = error.strerror or str(error)
+                failed: Exception = await self._run_one(number)
+            except Exception as error:
+                # Whatever it is: the other processes go on, and this one's subscriptions must not stand still without a word.
+                failed = error
             if self._stopping.is_set():
                 return
-            logger.error("worker process is started again", reason=reason)
+            known = typed(failed)
+            trace = None if foreseen(failed) or isinstance(failed, OSError) else traced(failed)
+            logger.error("worker process is started again", reason=known.message, detail=known.detail, exception=trace)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN):
                     await self._stopping.wait()
 
-    async def _run_one(self, number: int) -> str:
+    async def _run_one(self, number: int) -> PubsubError:
         """Run one to its end, and return why it has ended.  Raises OSError if it cannot be started."""
         running = await self._start(number)
         try:
@@ -146,7 +149,7 @@ class WorkerProcesses:
         finally:
             del self._running[number]
             running.channel.close()
-        return running.failure.message if running.failure is not None else f"it has ended with exit code {code}"
+        return running.failure or PubsubError(f"it has ended with exit code {code}")
 
     async def _until_ended(self, running: _Process) -> int:
         ended = asyncio.create_task(running.process.wait())
@@ -166,6 +169,9 @@ class WorkerProcesses:
                 await ended
 
     async def _start(self, number: int) -> _Process:
+        share = Share(number, self._settings.worker_processes)
+        level = logging.DEBUG if logger.is_enabled_for(logging.DEBUG) else logging.INFO
+        task = p.packed(p.Task(self._settings, share, self._epoch, level))
         ours, theirs = socket.socketpair()
         descriptors = (theirs.fileno(), self._lifeline[0], self._lock)
         with theirs:
@@ -180,9 +186,7 @@ class WorkerProcesses:
                 raise
         channel = Channel(ours, lambda kind, contents, _: self._message(running, kind, contents), lambda: None)
         running = self._running[number] = _Process(process, channel)
-        share = Share(number, self._settings.worker_processes)
-        level = logging.DEBUG if logger.is_enabled_for(logging.DEBUG) else logging.INFO
-        channel.send(p.TASK, p.packed(p.Task(self._settings, share, self._epoch, level)))
+        channel.send(p.TASK, task)
         if self._stopping.is_set():
             channel.send(p.STOP)
         logger.info("worker process has started", pid=process.pid)
