@@ -80,7 +80,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """I(nsert), U(pdate), D(elete), T(runcate) of `oids`, or A(lter).  `unchanged`: columns that an UPDATE did not write."""
+    """I(nsert), U(pdate), D(elete), T(runcate), or A(lter).  `unchanged`: columns that an UPDATE did not write; `emptied`: by oid, as
+    the transaction had them.
+    """
 
     kind: Literal["I", "U", "D", "T", "A"]
     oid: int
@@ -88,7 +90,7 @@ class Change:
     old: Row | None = None
     new: Row | None = None
     unchanged: frozenset[int] = frozenset()
-    oids: tuple[int, ...] = ()
+    emptied: tuple[tuple[int, Shape], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +289,12 @@ class Transaction:
         return rows[pick % len(rows)] if rows else None
 
     def truncate(self, oids: Iterable[int]) -> bool:
-        emptied = [oid for oid in oids if self._may_lock(oid)]
-        for oid in emptied:
-            shape = replace(self._state(oid).shape, file=self.server.file())
+        emptied = {oid: replace(self._state(oid).shape, file=self.server.file()) for oid in oids if self._may_lock(oid)}
+        for oid, shape in emptied.items():
             self.drafts[oid] = _Draft(shape, {}, True)
             self.locked_tables.add(oid)
         if emptied:
-            self._log(Change("T", emptied[0], oids=tuple(emptied)))
+            self._log(Change("T", next(iter(emptied)), emptied=tuple(emptied.items())))
         return bool(emptied)
 
     def alter(self, oid: int, what: str, pick: int) -> bool:

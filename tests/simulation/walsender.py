@@ -104,20 +104,17 @@ class Decoder:
                 self._forget_announced(change.oid)
                 continue
             if change.kind == "T":
-                oids = [oid for oid in change.oids if oid in self._published]
-                for oid in oids:
-                    self._announce(oid, self._shape_then(oid, record), announced, xid, record)
-                if oids:
-                    self._send(Truncate(tuple(map(Oid, oids)), False, False, xid), record)
+                emptied = [(oid, shape) for oid, shape in change.emptied if oid in self._published]
+                for oid, shape in emptied:
+                    self._announce(oid, shape, announced, xid, record)
+                if emptied:
+                    self._send(Truncate(tuple(Oid(oid) for oid, _ in emptied), False, False, xid), record)
                 continue
             if change.oid not in self._published:
                 continue
             assert change.shape is not None
             self._announce(change.oid, change.shape, announced, xid, record)
             self._send(_row_message(change, change.shape, xid), record)
-
-    def _shape_then(self, oid: int, record: Record) -> Shape:
-        return self.server.at(oid, record.start).shape
 
     def _announce(self, oid: int, shape: Shape, announced: set[int], xid: Xid | None, record: Record) -> None:
         if oid not in announced:
@@ -180,7 +177,7 @@ class Decoder:
             self._forget_announced(oid)
 
     def _is_sent(self, change: Change) -> bool:
-        oids = change.oids if change.kind == "T" else (change.oid,)
+        oids = [oid for oid, _ in change.emptied] if change.kind == "T" else [change.oid]
         return change.kind != "A" and any(oid in self._published for oid in oids)
 
     def _prepare(self, record: Record) -> None:
