@@ -35,6 +35,7 @@ from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import PubsubError
 from pubsub.forks.channel import Channel
 from pubsub.settings import Settings
+from pubsub.stacks import tell_when_asked
 
 NAME: Final = "pubsub-worker"
 _FIGURES: Final = 1.0
@@ -167,6 +168,7 @@ def main(descriptor: int, lifeline: int) -> int:
         Path("/proc/self/comm").write_text(NAME)
 
     async def run() -> int:
+        tell_when_asked(asyncio.get_running_loop())
         return await WorkerProcess(socket.socket(fileno=descriptor)).run()
 
     return asyncio.run(run())

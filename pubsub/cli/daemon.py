@@ -4,6 +4,7 @@ SIGTERM, SIGINT   drain: commit and report what was received, for drain_timeout 
 a second SIGINT   end at once; the next daemon receives again what was not committed
 SIGHUP            read and check pubsub.toml again; if it has changed, go on with it, or restart the workers with it if they
                   must (Settings.take_over), or with what they had if it cannot be served
+SIGUSR1           tell where everything stands (pubsub.stacks)
 
 With --standby it waits as long as another daemon has the catalog, under the same signals.
 """
@@ -36,6 +37,7 @@ from pubsub.server.backend import NodeBackend
 from pubsub.server.doors import Doors
 from pubsub.service_manager import ServiceManager
 from pubsub.settings import Settings
+from pubsub.stacks import tell_when_asked
 
 if TYPE_CHECKING:
     from pubsub.cli.common import Common
@@ -382,6 +384,7 @@ class _Signals:
         loop.add_signal_handler(signal.SIGTERM, self._drain)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGHUP, self.event.set)
+        tell_when_asked(loop)
 
     def _drain(self) -> None:
         self.stop = True

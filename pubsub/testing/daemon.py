@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -27,6 +28,10 @@ catalog_poll_interval = "50ms"
 "spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"
 "spark.driver.memory" = "1g"
 """
+
+
+_STANDS: Final = 10.0
+"""Seconds for the tasks of an event loop that is held up; the threads are told of in any case."""
 
 
 class Daemon:
@@ -94,6 +99,20 @@ class Daemon:
     def tail(self) -> str:
         """Return the end of the log."""
         return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
+
+    def stands(self) -> str:
+        """Have the daemon log where its threads and tasks stand; return that with the end of the log before it."""
+        if not self.running:
+            return self.tail()
+        before = self.log.stat().st_size
+
+        def logged() -> str:
+            return self.log.read_bytes()[before:].decode(errors="replace")
+
+        os.kill(self.pid, signal.SIGUSR1)
+        with suppress(TimeoutError):
+            wait_until(lambda: "where this process stands" in logged() or not self.running, "it to be told", _STANDS)
+        return self.log.read_bytes()[:before].decode(errors="replace")[-4000:] + logged()
 
     def client(self, work: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work(node)`, run as a client of the daemon."""

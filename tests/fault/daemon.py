@@ -125,7 +125,7 @@ class Subscribed:
         try:
             self.daemon.client(lambda node: node.wait_for_catchup(self.name, timeout=PATIENCE))
         except CatchupTimeoutError as error:
-            raise AssertionError(f"{error.report()}\n{self.daemon.tail()}") from error
+            raise AssertionError(f"{error.report()}\n{self.daemon.stands()}") from error
 
     def relations(self) -> dict[str, Any]:
         async def read(node: Node) -> dict[str, Any]:

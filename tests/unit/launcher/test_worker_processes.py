@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from launcher import worker_processes
 from launcher.worker_processes import WorkerProcesses
 from pubsub.settings import Settings
+from tests.support.captured_logs import captured_logs
 
 
 async def test_whatever_fails_in_a_start_it_is_told_and_tried_again(
@@ -32,7 +32,7 @@ async def test_whatever_fails_in_a_start_it_is_told_and_tried_again(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(worker_processes, "_AGAIN", 0.01)
     processes = WorkerProcesses(Settings(home=tmp_path, worker_processes=2), None, None, -1)  # type: ignore[arg-type]
-    with capture_logs() as logs:
+    with captured_logs() as logs:
         running = asyncio.create_task(processes.run())
         async with asyncio.timeout(60):
             await started.wait()
