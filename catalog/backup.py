@@ -92,7 +92,7 @@ async def restore(home: Path, location: str | Path, timeout: float, path: Path) 
         except NoCatalog:
             pass
         async with await Catalog.open(location, timeout) as catalog:
-            await catalog.hold()
+            await catalog.hold(home)
             try:
                 # Looked at again: a daemon of another home may have had the catalog until now.
                 await _check_replaceable(catalog, backup, rows)
@@ -128,9 +128,9 @@ async def _replace(catalog: Catalog, rows: _Rows) -> None:
     async with catalog._write(bump=False) as connection:
         epoch = (await connection.execute(select(schema.node.c.daemon_epoch))).scalar_one()
         (node,) = rows[schema.node.name]
+        rows |= {schema.daemon.name: [], schema.lease.name: []}
         # A daemon that was cut off from this catalog must not write to it when it comes back.
         epochs = [one for one in (epoch, node["daemon_epoch"]) if one is not None]
-        node |= {"daemon_pid": None, "daemon_host": None, "daemon_started": None, "daemon_memory": None}
         node |= {"schema_version": SCHEMA_VERSION, "daemon_epoch": max(epochs) + 1 if epochs else None}
         for table in reversed(schema.metadata.sorted_tables):
             await connection.execute(delete(table))

@@ -1,4 +1,4 @@
-"""One daemon per catalog, even if several homes use the same catalog.
+"""One daemon per catalog, even if several homes use the same catalog, or several that share it by agreement.
 
 The lock of a home (catalog.home_lock) does not exclude the daemon of another home.
 
@@ -12,6 +12,9 @@ ends, however it ends.  So the daemon must check that its session lives (`prove`
 Each new daemon raises the epoch, and every write of a daemon to the catalog requires the epoch to be its own
 (catalog.database).  A daemon that wakes up late therefore stores nothing.
 
+Daemons that share a catalog (`join`) hold that lock in share mode, and each a lock of its own.  The others take one whose lock
+has been free for a while for dead, and delete its row (catalog.leases): it stores nothing from then on.
+
 A catalog in a file has a lock file beside it, since another home may name the catalog by its URL.  A copy of the file
 has a lock of its own but names the same Delta tables and slots.  The catalog therefore stores its own path and inode,
 which distinguish a copy from a file that was moved.  If the file was moved, the paths of tables in its directory follow.
@@ -21,41 +24,45 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Insert, delete, event, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from catalog import schema
-from catalog.database import NOT_OURS, Database, failures, typed
+from catalog.database import NOT_OURS, Database, failures, keep_alive, now, typed
 from catalog.home_lock import DaemonLock, running_daemon
 from pubsub.errors import ObjectInUse, PubsubError
 
 #: An arbitrary advisory lock; its second key is the oid of the node's table, by which schemas of a database differ.
 _LOCK: Final = 0x70756273
 _SESSION: Final = """
-SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '5'
-                                  WHEN 'tcp_keepalives_interval' THEN '5' WHEN 'application_name' THEN 'pubsub daemon'
-                                  ELSE '0' END, false)
+SELECT set_config(name, CASE name WHEN 'application_name' THEN 'pubsub daemon' ELSE '0' END, false)
   FROM pg_catalog.pg_settings
- WHERE name IN ('application_name', 'idle_session_timeout', 'tcp_keepalives_count', 'tcp_keepalives_idle',
-                'tcp_keepalives_interval')
+ WHERE name IN ('application_name', 'idle_session_timeout')
 """
 #: What a daemon holds besides while it starts again with other settings.
 _RESERVED: Final = _LOCK + 1
 _TRY: Final = f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK}, 'pubsub_node'::regclass::oid::int8::bit(32)::int4)"
 _RESERVE: Final = _TRY.replace(str(_LOCK), str(_RESERVED))
+_TRY_SHARED: Final = _TRY.replace("_lock(", "_lock_shared(")
+#: The keys of the daemons that share a catalog: the upper half as in catalog.pauses, and the lower one's highest bit set.
+MEMBER_KEY: Final = "('pubsub_node'::regclass::oid::int8 << 32 | 2147483648 | {})"
 _IS_HELD: Final = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_locks
                 WHERE locktype = 'advisory' AND classid IN ({_LOCK}, {_RESERVED})
                       AND objid = 'pubsub_node'::regclass::oid AND objsubid = 2 AND granted
                       AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()))
 """
-_HINT: Final = "Stop it first, or give this node a catalog of its own: a catalog has one daemon at a time."
+_HINT: Final = (
+    "Stop it first, or give this node a catalog of its own: a catalog has one daemon at a time, or several that were all started "
+    "with --shared."
+)
 
 _T = schema.node
 
@@ -76,32 +83,70 @@ class Holder(Database):
         """The epoch of this process's daemon; None in a client, and where the catalog is a file."""
         return self._epoch
 
-    def belong_to(self, epoch: int | None) -> None:
-        """Be a process of the daemon of this epoch, which holds the catalog."""
-        self._epoch, self._is_held_elsewhere = epoch, True
+    @property
+    def is_sharing(self) -> bool:
+        """Whether this process's daemon is one of several."""
+        return self._is_sharing
 
-    async def hold(self) -> None:
+    def belong_to(self, epoch: int | None, *, sharing: bool = False) -> None:
+        """Be a process of the daemon of this epoch, which holds the catalog, or is one of those that share it."""
+        self._epoch, self._is_sharing, self._is_held_elsewhere = epoch, sharing, True
+
+    async def hold(self, home: Path, pid: int | None = None) -> None:
         """Become the catalog's daemon, until `let_go`.  The caller must hold the lock of the home.
 
         Raises ObjectInUse, which names the daemon that runs, or the catalog that this one is a copy of.
         """
         if self.is_shared:
-            self._session = await self._connect()
-            try:
-                if not await self._try():
-                    raise await self._taken(f'a daemon is already running on catalog "{self.url}"')
-                self._epoch = await self._next_epoch()
-            except BaseException:
-                await self.let_go()
-                raise
+            await self._begin(home, pid, sharing=False)
             return
         path = self._file
         self._file_lock = DaemonLock.acquire(path.parent, file=_lock_file(path), what=f'catalog "{path}"', hint=_HINT)
         try:
             await self._check_place(path)
+            async with self._write(bump=True) as connection:
+                await connection.execute(delete(schema.daemon))
+                await connection.execute(_registered(0, home, pid))
         except BaseException:
             await self.let_go()
             raise
+
+    async def join(self, home: Path, pid: int | None = None) -> None:
+        """Become one of the daemons that share the catalog, until `let_go`.  The caller must hold the lock of the home.
+
+        Raises ObjectInUse if one has it for itself.
+        """
+        await self._begin(home, pid, sharing=True)
+
+    async def _begin(self, home: Path, pid: int | None, *, sharing: bool) -> None:
+        self._is_sharing = sharing
+        self._session = await self._connect()
+        try:
+            if not await self._try_catalog():
+                raise await self._taken(f'a daemon is already running on catalog "{self.url}"')
+            self._epoch = await self._next_epoch()
+            if not await self._try_own():
+                raise PubsubError("could not lock the catalog: the lock of a new daemon is held", sqlstate="55006")
+            async with self._answering(), self._write_lock, self._writer.begin() as connection:
+                # Daemons that were killed.  Of those that share it the lock of the home tells for that home's alone.
+                gone, d = delete(schema.daemon), schema.daemon.c
+                if sharing:
+                    gone = gone.where(d.host == socket.gethostname(), d.home == str(home))
+                await connection.execute(gone)
+                await connection.execute(_registered(self._epoch, home, pid))
+                counter = schema.node.c.change_counter
+                await connection.execute(update(schema.node).values({counter: counter + 1}))
+        except failures(self._engine) as error:
+            await self.let_go()
+            raise typed(error) from error
+        except BaseException:
+            await self.let_go()
+            raise
+
+    async def clear_daemon(self) -> None:
+        """Remove the registration of this process's daemon, which ends in order."""
+        async with self._write(bump=True) as connection:
+            await connection.execute(delete(schema.daemon).where(schema.daemon.c.id == (self._epoch or 0)))
 
     @property
     def is_shared(self) -> bool:
@@ -157,7 +202,7 @@ class Holder(Database):
             self._session = await self._connect()
             held = False
             try:
-                held = await self._try()
+                held = await self._try_catalog() and await self._try_own()
                 # Another daemon, if one ran meanwhile, has raised it.
                 await self._check_epoch()
                 if not held:
@@ -172,7 +217,7 @@ class Holder(Database):
 
     async def let_go(self) -> None:
         """Release the catalog: another process may become its daemon."""
-        self._epoch = None
+        self._epoch, self._is_sharing = None, False
         if self._session is not None:
             await self._drop_session()
         if self._file_lock is not None:
@@ -193,6 +238,7 @@ class Holder(Database):
             isolation_level="AUTOCOMMIT",
             connect_args=self.connect_args,
         )
+        event.listen(engine.sync_engine, "connect", keep_alive)
         try:
             async with self._answering():
                 connection = await engine.connect()
@@ -220,11 +266,20 @@ class Holder(Database):
         except self._lost:
             return  # it is gone already
 
-    async def _try(self) -> bool:
+    async def _try_catalog(self) -> bool:
+        return await self._try(_TRY_SHARED if self._is_sharing else _TRY)
+
+    async def _try_own(self) -> bool:
+        """Take the lock by which the daemons that share the catalog know that this one lives; nothing if there is one only."""
+        if not self._is_sharing:
+            return True
+        return await self._try(f"SELECT pg_catalog.pg_try_advisory_lock({MEMBER_KEY.format(self._epoch)})")
+
+    async def _try(self, lock: str) -> bool:
         assert self._session is not None
         try:
             async with self._answering():
-                return bool((await self._session.exec_driver_sql(_TRY)).scalar_one())
+                return bool((await self._session.exec_driver_sql(lock)).scalar_one())
         except failures(self._engine) as error:
             raise typed(error) from error
 
@@ -241,17 +296,19 @@ class Holder(Database):
 
     async def _check_epoch(self) -> None:
         async with self._read() as connection:
-            epoch = (await connection.execute(select(_T.c.daemon_epoch))).scalar_one()
-        if epoch != self._epoch:
-            raise await self._taken(NOT_OURS)
+            if await self._has_catalog(connection, lock=False):
+                return
+        raise await self._taken(NOT_OURS)
 
     async def _taken(self, message: str) -> ObjectInUse:
+        d = schema.daemon.c
         async with self._read() as connection:
-            row = (await connection.execute(select(_T.c.daemon_pid, _T.c.daemon_host, _T.c.daemon_started))).one()
+            found = await connection.execute(select(d.pid, d.host, d.started).order_by(d.id.desc()).limit(1))
+            row = found.one_or_none()
         detail = "It is just starting."
-        if row.daemon_pid is not None:
-            since = row.daemon_started.isoformat(sep=" ", timespec="seconds")
-            detail = f'Its process id is {row.daemon_pid} on host "{row.daemon_host}", started at {since}.'
+        if row is not None:
+            since = row.started.isoformat(sep=" ", timespec="seconds")
+            detail = f'Its process id is {row.pid} on host "{row.host}", started at {since}.'
         return ObjectInUse(message, detail=detail, hint=_HINT)
 
     async def _check_place(self, path: Path) -> None:
@@ -275,6 +332,12 @@ class Holder(Database):
             await connection.execute(update(_T).values(**here))
             if row.catalog_path not in (None, here["catalog_path"]):
                 await _move(connection, f"{Path(row.catalog_path).parent}/", f"{path.parent}/")
+
+
+def _registered(epoch: int, home: Path, pid: int | None) -> Insert:
+    """Return the statement that registers this process, or `pid`, as a running daemon; only its lock proves that it runs."""
+    row = {"id": epoch, "pid": pid or os.getpid(), "host": socket.gethostname(), "home": str(home), "started": now()}
+    return insert(schema.daemon).values(**row)
 
 
 async def _move(connection: AsyncConnection, old: str, new: str) -> None:

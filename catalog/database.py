@@ -89,9 +89,10 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        # The epoch of this process's daemon; a write requires that it is still the catalog's.  None: no daemon, no
-        # check.
+        # The epoch of this process's daemon; a write requires that it is still the catalog's, or one of those that share it.
+        # None: no daemon, no check.
         self._epoch: int | None = None
+        self._is_sharing = False
         self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
         self._deadline: float | None = None
@@ -152,16 +153,24 @@ class Database:
                 if bump:
                     counter = schema.node.c.change_counter
                     await connection.execute(update(schema.node).values({counter: counter + 1}))
-                if self._epoch is not None:
-                    # The row lock makes the next daemon wait for the end of this transaction.
-                    epoch = select(schema.node.c.daemon_epoch).with_for_update(read=True)
-                    if (await connection.execute(epoch)).scalar_one() != self._epoch:
-                        raise ObjectInUse(NOT_OURS, hint=NOT_OURS_HINT)
+                # The row lock makes the next daemon wait for the end of this transaction.
+                if self._epoch is not None and not await self._has_catalog(connection, lock=True):
+                    raise ObjectInUse(NOT_OURS, hint=NOT_OURS_HINT)
                 yield connection
         except IntegrityError:
             raise
         except failures(self._engine) as error:
             raise typed(error) from error
+
+    async def _has_catalog(self, connection: AsyncConnection, *, lock: bool) -> bool:
+        """Return whether this process's daemon still is the catalog's, or one of those that share it; `lock` keeps it so."""
+        found = select(schema.node.c.daemon_epoch)
+        if self._is_sharing:
+            found = select(schema.daemon.c.id).where(schema.daemon.c.id == self._epoch)
+        if lock:
+            # Of a daemon's row only the deletion has to wait; it is written to all the time.
+            found = found.with_for_update(read=True, key_share=self._is_sharing)
+        return (await connection.execute(found)).scalar_one_or_none() == self._epoch
 
 
 async def connect(
@@ -235,7 +244,7 @@ def _engine(location: str | Path, timeout: float, *, make: bool = True) -> Async
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
     if parsed.drivername == "postgresql+asyncpg":
-        return create_async_engine(
+        engine = create_async_engine(
             parsed,
             hide_parameters=True,
             pool_pre_ping=True,
@@ -243,9 +252,16 @@ def _engine(location: str | Path, timeout: float, *, make: bool = True) -> Async
             isolation_level="REPEATABLE READ",
             connect_args={"timeout": timeout or None},
         )
+        event.listen(engine.sync_engine, "connect", keep_alive)
+        return engine
     raise FeatureNotSupported(f'catalogs of kind "{parsed.drivername}" are not supported', hint=_URL_HINT)
 
 
+_KEEPALIVES: Final = """
+SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '5' ELSE '4' END, false)
+  FROM pg_catalog.pg_settings
+ WHERE name IN ('tcp_keepalives_count', 'tcp_keepalives_idle', 'tcp_keepalives_interval')
+"""
 _URL_HINT: Final = 'Use "sqlite:////path/to/catalog.db" or "postgresql://user@host/database".'
 
 
@@ -307,6 +323,14 @@ def _configure_sqlite(connection: Any, _record: object) -> None:
     for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def keep_alive(connection: Any, _record: object) -> None:
+    """Have the server notice within seconds that this machine is gone: a session holds locks that others wait for."""
+    cursor = connection.cursor()
+    cursor.execute(_KEEPALIVES)
+    cursor.close()
+    connection.commit()
 
 
 def _begin_sqlite(connection: Connection) -> None:

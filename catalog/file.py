@@ -58,7 +58,7 @@ def _state(file: sqlite3.Connection, node: from_rows.Row) -> State:
     relations = _table(file, "pubsub_subscription_rel", "subid, relid")
     return State(
         node=from_rows.node(node),
-        daemon=from_rows.daemon(node),
+        daemons=tuple(map(from_rows.daemon, _table(file, "pubsub_daemon", "id"))),
         subscriptions=tuple(map(from_rows.subscription, _table(file, "pubsub_subscription", "oid"))),
         relations=tuple(
             from_rows.relation({**row, **incidents.get((row["subid"], row["relid"]), none)}) for row in relations
@@ -79,6 +79,7 @@ def _state(file: sqlite3.Connection, node: from_rows.Row) -> State:
             if not row["leaving"]
         ),
         pinned_snapshots=tuple(map(from_rows.pinned_snapshot, _table(file, "pubsub_pinned_snapshot", "created, name"))),
+        leases=tuple(map(from_rows.lease, _table(file, "pubsub_lease", "unit"))),
     )
 
 

@@ -13,6 +13,7 @@ from catalog.records import (
     CopyProgress,
     DaemonRow,
     ForeignCommit,
+    Lease,
     NodeRow,
     OriginStatus,
     PinnedSnapshot,
@@ -40,7 +41,7 @@ from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 Row = Mapping[Any, Any]
 
 #: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 12
+SCHEMA_VERSION: Final = 13
 
 #: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
 _NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
@@ -53,14 +54,17 @@ def node(row: Row) -> NodeRow:
     return NodeRow(row["node_id"], row["created"])
 
 
-def daemon(row: Row) -> DaemonRow | None:
-    """Build the daemon's record from the node's row; None if no daemon is registered."""
-    if row["daemon_pid"] is None:
-        return None
-    memory = row["daemon_memory"]
+def daemon(row: Row) -> DaemonRow:
+    """Build a daemon's record."""
+    memory = row["memory"]
     return DaemonRow(
-        row["daemon_pid"], row["daemon_host"], row["daemon_started"], None if memory is None else Memory(**memory)
+        row["id"], row["pid"], row["host"], row["home"], row["started"], None if memory is None else Memory(**memory)
     )
+
+
+def lease(row: Row) -> Lease:
+    """Build a lease."""
+    return Lease(row["unit"], row["daemon"], row["leaving"])
 
 
 def subscription(row: Row) -> Subscription:

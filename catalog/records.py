@@ -39,12 +39,37 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class DaemonRow:
-    """The daemon that last registered; its lock (catalog.home_lock) shows whether it still runs."""
+    """A daemon that has not ended in order; its locks (catalog.home_lock, catalog_lock) show whether it still runs."""
 
+    id: int
     pid: int
     host: str
+    home: str
     started: datetime
     memory: Memory | None = None
+
+
+#: The unit of the work that is the node's and not a subscription's, and the unit of all subscriptions with a source: several of
+#: those write one Delta table, and their commits take turns within a process.
+OF_NODE: Final = -1
+OF_SOURCES: Final = 0
+
+
+def unit_of(oid: int, source: str | None) -> int:
+    """Return the unit of a subscription with this oid and option source."""
+    return oid if source is None else OF_SOURCES
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What one of several daemons does: a unit, which is a subscription's oid or one of the above.
+
+    `leaving`: it is about to end it, so that another one begins.
+    """
+
+    unit: int
+    daemon: int
+    leaving: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -738,7 +763,8 @@ class State:
     """The whole catalog as `status` and the views show it, read in one transaction."""
 
     node: NodeRow
-    daemon: DaemonRow | None
+    daemons: tuple[DaemonRow, ...]
+    """One, or those that share the catalog."""
     subscriptions: tuple[Subscription, ...]
     relations: tuple[SubscriptionRel, ...]
     origins: tuple[OriginStatus, ...]
@@ -756,6 +782,13 @@ class State:
     sequences: tuple[SubscriptionSequence, ...] = ()
     """Without those that have left."""
     registrations: tuple[Registration, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    """Empty where one daemon does all of the work."""
+
+    @property
+    def daemon(self) -> DaemonRow | None:
+        """The daemon, or the first of several."""
+        return self.daemons[0] if self.daemons else None
 
     @property
     def last_compared(self) -> Mapping[tuple[int, int, int], datetime]:
@@ -766,6 +799,14 @@ class State:
         return {
             (one.subid, one.relid, one.generation): one.started for one in self.verifications if one.lsn is not None
         }
+
+
+def subscriptions_of(state: State, daemon: int) -> tuple[str, ...]:
+    """Return the names of the subscriptions that a daemon has."""
+    if not state.leases:
+        return tuple(one.name for one in state.subscriptions)
+    units = {one.unit for one in state.leases if one.daemon == daemon}
+    return tuple(one.name for one in state.subscriptions if unit_of(one.oid, one.options.source) in units)
 
 
 def _source_of(definition: str | None) -> Source | None:

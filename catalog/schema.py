@@ -92,13 +92,31 @@ node: Final = Table(
     Column("created", UtcTime, nullable=False),
     Column("next_oid", BigInteger, nullable=False),
     Column("change_counter", BigInteger, nullable=False),
-    Column("daemon_pid", BigInteger),
-    Column("daemon_host", Text),
-    Column("daemon_started", UtcTime),
+    # How often the catalog has had a new daemon.
     Column("daemon_epoch", BigInteger),
-    Column("daemon_memory", JSON(none_as_null=True)),
     Column("catalog_path", Text),
     Column("catalog_file", Text),
+)
+
+#: The daemons that run, or were killed (catalog.records.DaemonRow); `id`: the epoch that each began.
+daemon: Final = Table(
+    "pubsub_daemon",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("home", Text, nullable=False),
+    Column("started", UtcTime, nullable=False),
+    Column("memory", JSON(none_as_null=True)),
+)
+
+#: What each of the daemons that share the catalog does (catalog.leases); `unit`: a subscription's oid, OF_NODE or OF_SOURCES.
+lease: Final = Table(
+    "pubsub_lease",
+    metadata,
+    Column("unit", BigInteger, primary_key=True, autoincrement=False),
+    Column("daemon", BigInteger, ForeignKey("pubsub_daemon.id", ondelete="CASCADE"), nullable=False),
+    Column("leaving", Boolean, nullable=False),
 )
 
 subscription: Final = Table(

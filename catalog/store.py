@@ -6,8 +6,6 @@ every change of subscriptions, tables, their states, requests and answers, but n
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -17,11 +15,12 @@ from sqlalchemy import select, update
 from catalog import from_rows, schema
 from catalog.commands import Commands
 from catalog.copies import Copies
-from catalog.database import TIMEOUT, connect, now
+from catalog.database import TIMEOUT, connect
+from catalog.leases import Leases, read_daemons, read_leases
 from catalog.pauses import Pauses
 from catalog.pinned_snapshots import PinnedSnapshots, read_pinned_snapshots
 from catalog.prepared import Prepared, read_prepared
-from catalog.records import DaemonRow, NodeRow, State
+from catalog.records import NodeRow, State
 from catalog.relations import Relations, read_relations
 from catalog.requests import Requests
 from catalog.sequences import Sequences, read_sequences
@@ -42,7 +41,7 @@ from pubsub.memory import Memory
 _T = schema.node
 
 
-class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands):
+class Catalog(Leases, Pauses, Relations, Sequences, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands):
     """A node's catalog, for use from the event loop that opened it."""
 
     @classmethod
@@ -73,32 +72,13 @@ class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, Pinned
         async with self._read() as connection:
             return int((await connection.execute(select(_T.c.change_counter))).scalar_one())
 
-    async def set_daemon(self, pid: int | None = None) -> DaemonRow:
-        """Register this process, or `pid`, as the running daemon; only its lock proves that it runs."""
-        row = DaemonRow(pid or os.getpid(), socket.gethostname(), now())
-        async with self._write(bump=True) as connection:
-            await connection.execute(
-                update(_T).values(
-                    daemon_pid=row.pid, daemon_host=row.host, daemon_started=row.started, daemon_memory=None
-                )
-            )
-        return row
-
-    async def clear_daemon(self) -> None:
-        """Remove the daemon's registration when it ends."""
-        async with self._write(bump=True) as connection:
-            await connection.execute(
-                update(_T).values(daemon_pid=None, daemon_host=None, daemon_started=None, daemon_memory=None)
-            )
-
     async def put_memory(self, memory: Memory) -> None:
-        """Store what the daemon takes of the memory, as it has measured it."""
+        """Store what this process's daemon takes of the memory, as it has measured it."""
+        d = schema.daemon.c
         async with self._write(bump=False) as connection:
-            await connection.execute(update(_T).values(daemon_memory=asdict(memory)))
-
-    async def daemon(self) -> DaemonRow | None:
-        """Return the daemon that registered last and has not ended in order."""
-        return (await self.state()).daemon
+            await connection.execute(
+                update(schema.daemon).where(d.id == (self._epoch or 0)).values(memory=asdict(memory))
+            )
 
     async def state(self) -> State:
         """Return the whole catalog as of one moment, for the views and status."""
@@ -106,7 +86,7 @@ class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, Pinned
             row = (await connection.execute(select(_T))).mappings().one()
             return State(
                 node=from_rows.node(row),
-                daemon=from_rows.daemon(row),
+                daemons=tuple(await read_daemons(connection)),
                 subscriptions=tuple(await read_subscriptions(connection)),
                 relations=tuple(await read_relations(connection)),
                 origins=tuple(await read_origins(connection)),
@@ -121,4 +101,5 @@ class Catalog(Pauses, Relations, Sequences, Copies, Statistics, Prepared, Pinned
                 pinned_snapshots=tuple(await read_pinned_snapshots(connection)),
                 sequences=await read_sequences(connection),
                 registrations=await read_registrations(connection),
+                leases=tuple(await read_leases(connection)),
             )

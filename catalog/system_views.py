@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from catalog.beside import shown_oid
-from catalog.records import Registration, State, Subscription, SubscriptionRel, SubscriptionSequence
+from catalog.records import Registration, State, Subscription, SubscriptionRel, SubscriptionSequence, subscriptions_of
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
@@ -203,6 +203,12 @@ def _verification(state: State) -> Iterator[Row]:
         )  # fmt: skip
 
 
+def _daemons(state: State) -> Iterator[Row]:
+    """Yield the daemons that have not ended in order, and what each has."""
+    for one in state.daemons:
+        yield one.id, one.pid, one.host, one.home, one.started, subscriptions_of(state, one.id)
+
+
 def _by_table(state: State) -> dict[tuple[int, int], SubscriptionRel]:
     return {(rel.subid, rel.relid): rel for rel in state.relations}
 
@@ -365,6 +371,16 @@ VIEWS: Final = {
                 TEXT reason hint"""
             ),
             _verification,
+        ),
+        View(
+            "pubsub_daemons",
+            _columns(
+                """BIGINT id pid
+                TEXT host home
+                TIME started
+                TEXTS subscriptions"""
+            ),
+            _daemons,
         ),
     )
 }

@@ -121,6 +121,7 @@ class Housekeeper:
         self._node_id = ""
         self._wanted = retention_properties(settings.deleted_file_retention, settings.log_retention)
         self._reading = asyncio.Lock()
+        self._at_work: dict[bool, int] = {}
         self.nap = NAP
 
     async def run(self) -> None:
@@ -129,6 +130,11 @@ class Housekeeper:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_working(visits=False))
                 group.create_task(self._keep_working(visits=True))
+
+    @property
+    def busy(self) -> set[int]:
+        """The oids of the subscriptions whose tables are being worked on."""
+        return set(self._at_work.values())
 
     async def _keep_working(self, *, visits: bool) -> None:
         while True:
@@ -156,7 +162,7 @@ class Housekeeper:
                 ready.setdefault(one.path, one)
         copied = {one.path for one in state.relations if one.state is not RelState.READY}
         ready |= _tables_of_sequences(state)
-        others = {one.oid for one in state.subscriptions if not self._share.has(one)}
+        others = {one.oid for one in state.subscriptions if not self._share.runs(one)}
         ready = {path: one for path, one in ready.items() if one.subid not in others}
         self._node_id = state.node.node_id
         for path in self._tables.keys() - ready.keys():
@@ -221,8 +227,14 @@ class Housekeeper:
             table = self._tables.get(path)
             if table is None or await self._catalog.change_counter() != self._seen:
                 return  # a table may have been given to a copy
+            if not self._share.may_begin(table.relation.subid):
+                continue
             began = time.monotonic()
-            await self._work_on(table, visits=visits)
+            self._at_work[visits] = table.relation.subid
+            try:
+                await self._work_on(table, visits=visits)
+            finally:
+                del self._at_work[visits]
             await asyncio.sleep(min(_PAUSE * (time.monotonic() - began), _LONGEST_PAUSE))
 
     async def _work_on(self, table: _Table, *, visits: bool) -> None:

@@ -32,6 +32,7 @@ from launcher.runner import NodeServices, Runner
 from launcher.share import ALL, Share
 from launcher.slot_losses import SlotLosses
 from launcher.table_comments import TableComments
+from launcher.tenure import Tenure
 from launcher.verifier import Verifier, Verify
 from launcher.worker_slots import WorkerSlots
 from pubsub.delta.spark.engine import Engine
@@ -43,6 +44,8 @@ from pubsub.settings import Settings
 _STATISTICS_INTERVAL = 1.0
 #: How long cancelled workers may take before Spark, for which they may wait, is asked whether it lives, in seconds.
 _CANCELLED: Final = 2.0
+#: How soon a catalog that could not be read is read again, at the latest, in seconds.
+_COMES_BACK: Final = 3.0
 #: How often the pauses of commands are looked at, in seconds.
 _PAUSE_LOOK: Final = 1.0
 #: A publisher is polled every two seconds, and its stream brings messages: after so long without any it counts as away.
@@ -83,6 +86,7 @@ class Launcher:
         self._comments = TableComments(node_id, catalog, engine, writers, share)
         self._slot_losses = SlotLosses(settings, catalog, self.wake)
         self._new_tables = NewTables(settings, catalog, self.wake)
+        self._tenure = Tenure(catalog, share, self._busy) if catalog.is_sharing else None
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
@@ -115,19 +119,25 @@ class Launcher:
                 group.create_task(self._housekeeper.run(), name="housekeeping"),
                 group.create_task(self._comments.run(), name="comments"),
             ]
-            if self._share.is_first:
-                chores += [
-                    group.create_task(self._verifier.run(), name="verifications"),
-                    group.create_task(self._registrar.run(), name="registrations"),
-                ]
+            of_node: list[asyncio.Task[None]] = []
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
                 rest = self._settings.catalog_poll_interval
+                if self._tenure is not None:
+                    # A lost session is to be noticed before the others take this daemon for dead.
+                    rest = min(rest, _COMES_BACK)
                 try:
                     await self._catalog.prove()
                     await self._end_abandoned_pauses()
                     counter = await self._catalog.change_counter()
+                    if self._tenure is not None:
+                        counter = await self._see_to_leases(self._tenure, counter)
+                    if self._share.is_first and not of_node:
+                        of_node += [
+                            group.create_task(self._verifier.run(), name="verifications"),
+                            group.create_task(self._registrar.run(), name="registrations"),
+                        ]
                     if counter != seen and self._share.is_first:
                         await self._log_commands()
                     if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
@@ -139,13 +149,15 @@ class Launcher:
                     raise
                 except PubsubError as error:
                     logger.error("catalog could not be read", reason=error.message, hint=error.hint)
-                    rest = max(rest, self._settings.wal_retrieve_retry_interval)
+                    # One of several is taken for dead unless it comes back soon.
+                    retry = min(self._settings.wal_retrieve_retry_interval, _COMES_BACK)
+                    rest = max(rest, retry)
                 try:
                     async with asyncio.timeout(rest):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
-            for chore in chores:
+            for chore in chores + of_node:
                 chore.cancel()
             await self._new_tables.close()
             await self._slot_losses.close()
@@ -165,6 +177,11 @@ class Launcher:
     def figures(self) -> dict[int, Figures]:
         """Return the figures of the apply workers that run, by subscription's oid."""
         return {oid: runner.apply.figures for oid, runner in self.runners.items() if runner.apply is not None}
+
+    @property
+    def leased(self) -> frozenset[int] | None:
+        """The oids of the subscriptions that this process's daemon has, where several share the catalog; None: all."""
+        return self._share.leased
 
     def stop(self) -> None:
         """Begin to drain; `run` returns when it is done."""
@@ -197,6 +214,21 @@ class Launcher:
             elif self._rest_until.get(oid, -1e9) <= time.monotonic():
                 self._rest_until.pop(oid, None)
                 self._start(subscription)
+
+    async def _see_to_leases(self, tenure: Tenure, counter: int) -> int:
+        """Take and give up subscriptions that daemons share; return the change counter."""
+        if await tenure.see_to(counter):
+            counter = await self._catalog.change_counter()
+        # What another daemon's workers do meanwhile keeps no promise of this one's.
+        self._handovers = {oid: one for oid, one in self._handovers.items() if self._share.may_begin(oid)}
+        return counter
+
+    def _busy(self) -> set[int]:
+        """Return the oids of the subscriptions of which something runs."""
+        chores = (
+            self._housekeeper, self._comments, self._pin_requests, self._repair_requests, self._slot_losses,
+        )  # fmt: skip
+        return self._tasks.keys() | {oid for chore in chores for oid in chore.busy}
 
     async def _log_commands(self) -> None:
         """Log the commands that this or another process has executed (PostgreSQL: log_statement = ddl)."""
@@ -330,7 +362,7 @@ class Launcher:
 
     async def _clear_worker_stats(self) -> None:
         """Remove what an earlier process, or this one, has stored of the workers that this one runs."""
-        if self._share.count == 1:
+        if self._share.count == 1 and self._share.leased is None:
             await self._catalog.clear_worker_stats()
         else:
             subscriptions = self._share.of(await self._catalog.subscriptions())

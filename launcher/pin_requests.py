@@ -34,7 +34,8 @@ class PinRequests:
     def __init__(self, catalog: Catalog, engine: Engine) -> None:
         self._catalog = catalog
         self._engine = engine
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        # By request's id, with its subscription's oid.
+        self._tasks: dict[int, tuple[int | None, asyncio.Task[None]]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def takes(self, request: Request) -> bool:
@@ -42,14 +43,20 @@ class PinRequests:
         if request.kind not in _WORK:
             return False
         if request.id not in self._tasks:
-            task = self._tasks[request.id] = asyncio.create_task(self._carry_out(request), name=request.kind)
+            task = asyncio.create_task(self._carry_out(request), name=request.kind)
+            self._tasks[request.id] = request.subid, task
             task.add_done_callback(lambda _: self._tasks.pop(request.id))
         return True
+
+    @property
+    def busy(self) -> set[int]:
+        """The oids of the subscriptions whose tables are being pinned."""
+        return {subid for subid, _ in self._tasks.values() if subid is not None}
 
     async def close(self) -> None:
         """Wait until what has begun has ended."""
         if self._tasks:
-            await asyncio.wait(self._tasks.values())
+            await asyncio.wait([task for _, task in self._tasks.values()])
 
     async def _carry_out(self, request: Request) -> None:
         async with self._one_at_a_time:

@@ -76,20 +76,27 @@ class RepairRequests:
         self._catalog = catalog
         self._engine = engine
         self._runners = runners
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        # By request's id, with its subscription's oid.
+        self._tasks: dict[int, tuple[int, asyncio.Task[None]]] = {}
 
     def takes(self, request: Request) -> bool:
         """Return whether the request is one of these; begin to carry it out, unless that has begun."""
         if request.kind != "repair":
             return False
         if request.id not in self._tasks:
-            task = self._tasks[request.id] = asyncio.create_task(self._carry_out(request), name="repair")
+            task = asyncio.create_task(self._carry_out(request), name="repair")
+            self._tasks[request.id] = request.subid or 0, task
             task.add_done_callback(lambda _: self._tasks.pop(request.id))
         return True
 
+    @property
+    def busy(self) -> set[int]:
+        """The oids of the subscriptions of which tables are being repaired."""
+        return {subid for subid, _ in self._tasks.values()}
+
     async def close(self) -> None:
         """End what has begun; a commit under way is made."""
-        tasks = list(self._tasks.values())
+        tasks = [task for _, task in self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

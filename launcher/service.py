@@ -18,7 +18,7 @@ from catalog.store import Catalog
 from launcher.share import Share
 from launcher.stage_directory import stage_directory
 from pubsub import jars, object_stores, tracing
-from pubsub.errors import PubsubError
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, PubsubError
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
@@ -70,21 +70,29 @@ class Service:
 
     @classmethod
     async def start(
-        cls, settings: Settings, catalog: Catalog, verify: Verify | None = None, held: DaemonLock | None = None
+        cls,
+        settings: Settings,
+        catalog: Catalog,
+        verify: Verify | None = None,
+        held: DaemonLock | None = None,
+        *,
+        sharing: bool = False,
     ) -> Self:
         """Take the locks and start the launcher; start Spark in the background if a subscription will need it.
 
         `verify`: how scheduled verifications are done (launcher.verifier); None: not at all.  `held`: the node's lock, if the
-        caller holds it, and goes on holding it after `stop`.
+        caller holds it, and goes on holding it after `stop`.  `sharing`: be one of several daemons that share the catalog.
         Raises ObjectInUse when another process is the daemon of the node or of its catalog, and a PubsubError when Java
         or a jar that Spark needs is missing.
         """
+        if sharing:
+            require_shared(settings, catalog, "that shares its catalog")
         conf = settings.spark.session_conf()
         object_stores.configure(conf)
         await asyncio.to_thread(_require_spark)
         lock = None if held is not None else DaemonLock.acquire(settings.home)
         try:
-            await catalog.hold()
+            await (catalog.join if sharing else catalog.hold)(settings.home)
             # Deletes what an earlier process spilled, which is of no use.
             spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
             try:
@@ -124,19 +132,18 @@ class Service:
         engine = Engine(spark)
         node = await catalog.node()
         await asyncio.to_thread(tracing.configure, settings.tracing.endpoint, node.node_id)
-        await catalog.set_daemon()
         index = KeyIndex(settings.home / "key_index")
         index.keep_only(frozenset(relation.path for relation in (await catalog.state()).relations))
         writers = TableWriters(
-            stage_directory(settings, node.node_id),
+            stage_directory(settings, node.node_id, sharing=catalog.is_sharing),
             engine.transactions,
             statement_rows=settings.spark.least_statement_rows,
             index=index,
         )
-        share = Share(count=settings.worker_processes)
+        share = Share(count=settings.worker_processes, leased=frozenset() if catalog.is_sharing else None)
         DELETING.between_processes(settings.home / DELETING_LOCK if share.count > 1 else None)
         launcher = Launcher(settings, catalog, engine, writers, node.node_id, verify, share)
-        processes = await WorkerProcesses.open(settings, catalog.epoch, spark)
+        processes = await WorkerProcesses.open(settings, catalog, spark)
         service = cls(catalog, lock, spill, spark, engine, writers, launcher, processes, settings)
         service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
@@ -154,6 +161,11 @@ class Service:
     def figures(self) -> dict[int, Figures]:
         """Return the figures of the apply workers that run, by subscription's oid."""
         return self.launcher.figures() | self._processes.figures()
+
+    @property
+    def leased(self) -> frozenset[int] | None:
+        """The oids of the subscriptions that this daemon has, where several share the catalog; None: all."""
+        return self.launcher.leased
 
     async def _run(self) -> None:
         """Run the launcher, and those of the worker processes, until all have drained; none goes on when this one may not."""
@@ -205,14 +217,17 @@ class Service:
     async def _measure(self) -> None:
         """Store what the daemon takes of the memory, for status and metrics."""
         while True:
-            memory = await self.engine.memory()
-            if memory.python is not None:
-                memory = replace(memory, python=memory.python + self._processes.memory())
-            try:
-                await self._catalog.put_memory(memory)
-            except PubsubError as error:
-                logger.warning("statistics could not be stored", reason=error.message)
+            await self._measure_once()
             await asyncio.sleep(_MEASURED_EVERY)
+
+    async def _measure_once(self) -> None:
+        memory = await self.engine.memory()
+        if memory.python is not None:
+            memory = replace(memory, python=memory.python + self._processes.memory())
+        try:
+            await self._catalog.put_memory(memory)
+        except PubsubError as error:
+            logger.warning("statistics could not be stored", reason=error.message)
 
     async def _start_spark(self) -> None:
         try:
@@ -223,6 +238,9 @@ class Service:
             return
         if not started:
             return
+        if self._catalog.is_sharing:
+            # The others see by it that this daemon can take subscriptions over (catalog.leases: Fleet.ready).
+            await self._measure_once()
         from pubsub.delta.spark.warm_up import warm_up, warm_up_copies
 
         try:
@@ -238,6 +256,22 @@ class Service:
         """Return whether tables wait to be copied, or there are none yet: then the next thing will be to copy some."""
         relations = (await self._catalog.state()).relations
         return not relations or any(relation.state is not RelState.READY for relation in relations)
+
+
+def require_shared(settings: Settings, catalog: Catalog, which: str) -> None:
+    """Raise PubsubError if a daemon on another machine could not do what this one does; `which` daemon needs that it can."""
+    if settings.warehouse is None:
+        raise NotInPrerequisiteState(
+            f'a daemon {which} needs a warehouse, and parameter "warehouse" is not set',
+            detail=f'It would look for the tables in "{settings.warehouse_uri}", which is its home\'s own.',
+            hint="Set it in pubsub.toml to a store or a directory that all of these daemons reach, under the same name.",
+        )
+    if not catalog.is_shared:
+        raise FeatureNotSupported(
+            f"a daemon {which} needs a catalog on PostgreSQL",
+            detail="A catalog in a file, and the lock on it, are one machine's.",
+            hint='Name the catalog\'s database in pubsub.toml: url = "postgresql://…" in the table [catalog].',
+        )
 
 
 def _require_spark() -> None:

@@ -49,6 +49,11 @@ class SlotLosses:
             self._tasks[subscription.oid] = task
             task.add_done_callback(lambda _: self._tasks.pop(subscription.oid, None))
 
+    @property
+    def busy(self) -> set[int]:
+        """The oids of the subscriptions of which something is under way."""
+        return set(self._tasks)
+
     async def close(self) -> None:
         """Cancel what is under way: the slot is still lost when the daemon starts again."""
         tasks = list(self._tasks.values())

@@ -57,6 +57,7 @@ class TableComments:
         self._wanted: dict[int, tuple[Subscription, tuple[SubscriptionRel, ...]]] = {}
         # When each subscription's publisher is asked again.
         self._due: dict[int, float] = {}
+        self._at_work: set[int] = set()
         self.nap = NAP
 
     async def run(self) -> None:
@@ -67,6 +68,11 @@ class TableComments:
                 await self._look()
             except Exception as error:
                 logger.warning("comments of tables could not be looked at", reason=first_line(error))
+
+    @property
+    def busy(self) -> set[int]:
+        """The oids of the subscriptions whose tables are being looked at."""
+        return set(self._at_work)
 
     async def _look(self) -> None:
         counter = await self._catalog.change_counter()
@@ -102,6 +108,15 @@ class TableComments:
         """See to a subscription's tables.  Raises nothing: the others have theirs, and it is tried again."""
         subscription, relations = self._wanted[oid]
         self._due[oid] = time.monotonic() + _INTERVAL
+        if not self._share.may_begin(oid):
+            return
+        self._at_work.add(oid)
+        try:
+            await self._compare(subscription, relations)
+        finally:
+            self._at_work.discard(oid)
+
+    async def _compare(self, subscription: Subscription, relations: tuple[SubscriptionRel, ...]) -> None:
         try:
             async with asyncio.timeout(_PATIENCE):
                 async with await Connection.connect(

@@ -75,13 +75,13 @@ class WorkerProcess:
         allocators.limit_arenas()
         DELETING.between_processes(settings.home / p.DELETING_LOCK)
         async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
-            catalog.belong_to(task.epoch)
+            catalog.belong_to(task.epoch, sharing=task.share.leased is not None)
             node = await catalog.node()
             await asyncio.to_thread(tracing.configure, settings.tracing.endpoint, node.node_id)
             spark = AttachedSpark(settings.home, self._jvm, master=settings.spark.master, conf=conf)
             engine = Engine(spark)
             writers = TableWriters(
-                stage_directory(settings, node.node_id, task.share.number),
+                stage_directory(settings, node.node_id, task.share.number, sharing=catalog.is_sharing),
                 engine.transactions,
                 statement_rows=settings.spark.least_statement_rows,
                 index=KeyIndex(settings.home / "key_index"),

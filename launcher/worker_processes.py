@@ -33,6 +33,7 @@ from pubsub.memory import resident
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
+    from catalog.store import Catalog
     from pubsub.delta.spark.spark_session import Spark
 
 _LOCK: Final = "workers.lock"
@@ -63,9 +64,10 @@ class WorkerProcesses:
     launcher finds the same.
     """
 
-    def __init__(self, settings: Settings, epoch: int | None, spark: Spark, lock: int) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, spark: Spark, lock: int) -> None:
         self._settings = settings
-        self._epoch = epoch
+        self._epoch = catalog.epoch
+        self._is_sharing = catalog.is_sharing
         self._spark = spark
         self._running: dict[int, _Process] = {}
         self._stopping = asyncio.Event()
@@ -75,9 +77,9 @@ class WorkerProcesses:
         self._lifeline = os.pipe()
 
     @classmethod
-    async def open(cls, settings: Settings, epoch: int | None, spark: Spark) -> Self:
+    async def open(cls, settings: Settings, catalog: Catalog, spark: Spark) -> Self:
         """Wait for the processes of an earlier daemon to end; `run` starts those of this one.  Raises ObjectInUse."""
-        return cls(settings, epoch, spark, await asyncio.to_thread(_locked, settings.home / _LOCK))
+        return cls(settings, catalog, spark, await asyncio.to_thread(_locked, settings.home / _LOCK))
 
     async def run(self) -> None:
         """Keep them running."""
@@ -169,7 +171,7 @@ class WorkerProcesses:
                 await ended
 
     async def _start(self, number: int) -> _Process:
-        share = Share(number, self._settings.worker_processes)
+        share = Share(number, self._settings.worker_processes, frozenset() if self._is_sharing else None)
         level = logging.DEBUG if logger.is_enabled_for(logging.DEBUG) else logging.INFO
         task = p.packed(p.Task(self._settings, share, self._epoch, level))
         ours, theirs = socket.socketpair()

@@ -68,4 +68,5 @@ VIEWS: Final = {
     "pg_prepared_xacts": "Transactions that are prepared on the publisher and have no outcome yet.",
     "pubsub_sequences": "Sequences, as they were last synchronized ([sequences](../sequences.md)).",
     "pubsub_verification": "The last comparison of each table with the publisher's ([verify](../verify.md)).",
+    "pubsub_daemons": "The daemons that run, or were killed, and the subscriptions that each has ([standby](../standby.md)).",
 }

@@ -174,15 +174,21 @@ def daemon(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another daemon has the catalog, and take over when it ends.")
     ] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Divide the subscriptions with other daemons of the catalog.")
+    ] = False,
 ) -> None:
     """Run the node's workers in the foreground, until SIGTERM or Ctrl-C; SIGHUP reads the settings again."""
     # Read by Arrow when it is imported, and not for the processes that Spark starts.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-    from pubsub.cli.daemon import serve
+    from pubsub.cli.daemon import Beside, serve
 
     del os.environ["ARROW_DEFAULT_MEMORY_POOL"]
 
-    carry_out(context.obj, serve(context.obj, standby=standby))
+    if standby and shared:
+        raise typer.BadParameter("--standby and --shared exclude each other")
+    beside = Beside.STANDBY if standby else Beside.SHARED if shared else Beside.NONE
+    carry_out(context.obj, serve(context.obj, beside=beside))
 
 
 @app.command()

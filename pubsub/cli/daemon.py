@@ -6,7 +6,8 @@ SIGHUP            read and check pubsub.toml again; if it has changed, go on wit
                   must (Settings.take_over), or with what they had if it cannot be served
 SIGUSR1           tell where everything stands (pubsub.stacks)
 
-With --standby it waits as long as another daemon has the catalog, under the same signals.
+With --standby it waits as long as another daemon has the catalog, under the same signals.  With --shared it is one of several
+that divide the catalog's subscriptions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -25,10 +27,10 @@ import structlog
 from catalog.home_lock import DaemonLock
 from catalog.store import Catalog
 from launcher.failures import traced, typed
-from launcher.service import Service
+from launcher.service import Service, require_shared
 from pubsub import logs
 from pubsub.cli.privacy import harden, warn_of_open_cluster, warn_of_readers
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, ObjectInUse, PubsubError
+from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.picture import Pictures
 from pubsub.node.node import Node, make_home
@@ -48,16 +50,26 @@ _FAILED: Final = 1
 logger = structlog.get_logger()
 
 
-async def serve(common: Common, *, standby: bool = False) -> int:
+class Beside(Enum):
+    """What a daemon does beside others of its catalog; the values are the command's options."""
+
+    NONE = ""
+    """It is refused."""
+    STANDBY = "--standby"
+    """While another has the catalog it waits for its end, and then takes its place."""
+    SHARED = "--shared"
+    """It has a part of the subscriptions, as they have."""
+
+
+async def serve(common: Common, *, beside: Beside = Beside.NONE) -> int:
     """Run until asked to stop, and return the exit code.
 
-    `standby`: while another daemon has the catalog, wait for its end, and then take its place.
     Raises PubsubError, for example if another daemon runs, the settings cannot be read or Java is missing.
     """
     recent = logs.RecentEvents()
     logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose, recent=recent)
     try:
-        return await _serve(common, recent, standby)
+        return await _serve(common, recent, beside)
     except PubsubError:
         raise
     except Exception as error:
@@ -68,7 +80,7 @@ async def serve(common: Common, *, standby: bool = False) -> int:
         return _FAILED
 
 
-async def _serve(common: Common, recent: logs.RecentEvents, standby: bool) -> int:
+async def _serve(common: Common, recent: logs.RecentEvents, beside: Beside) -> int:
     harden()
     make_home(common.home)
     settings = Settings.load(common.home)
@@ -88,7 +100,7 @@ async def _serve(common: Common, recent: logs.RecentEvents, standby: bool) -> in
                     serving = asyncio.Event()
                     try:
                         found, again = await _serve_with(
-                            settings, common, wanted, manager, observed, lock, serving, standby, reservation
+                            settings, common, wanted, manager, observed, lock, serving, beside, reservation
                         )
                     except Exception as error:
                         # What a settings file says can be right, and yet not be served: a port may be taken, a host or
@@ -111,7 +123,7 @@ async def _serve_with(
     observed: Observed,
     lock: DaemonLock,
     serving: asyncio.Event,
-    standby: bool,
+    beside: Beside,
     reservation: _Reservation,
 ) -> tuple[Settings, bool]:
     """Serve until a signal ends it; return the settings, and whether to serve again, with these.
@@ -119,19 +131,20 @@ async def _serve_with(
     `serving` is set when all of the settings are served, or would be if this daemon did not stand by.
     """
     async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
-        if standby:
-            _require_shared(settings, catalog)
+        if beside is Beside.STANDBY:
+            require_shared(settings, catalog, "that stands by")
         service: Service | None = None
         while service is None:
-            if standby and not reservation.is_held:
+            if beside is Beside.STANDBY and not reservation.is_held:
                 signalled = await _stand_by(settings, catalog, wanted, manager, serving)
                 if signalled is not None:
                     return signalled
             try:
-                service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
+                verify = partial(process.run, common.home)
+                service = await Service.start(settings, catalog, verify, lock, sharing=beside is Beside.SHARED)
             except ObjectInUse:
                 # Another one was quicker; if none has the catalog, something else of this machine is in use.
-                if not standby or not await catalog.has_daemon():
+                if beside is not Beside.STANDBY or not await catalog.has_daemon():
                     raise
                 await reservation.end()
         try:
@@ -154,9 +167,9 @@ async def _serve_with(
                         signalled = await _until_signalled(failing, wanted, settings, service.reloaded)
                         assert signalled is not None, "workers end by an error alone"
                         settings, again = signalled
-                        if again:
+                        if again and beside is not Beside.SHARED:
                             await reservation.begin(catalog)
-                        else:
+                        elif not again:
                             manager.tell("STOPPING=1")
                 finally:
                     await doors.close()
@@ -218,21 +231,6 @@ class _Reservation:
     async def end(self) -> None:
         self.is_held = False
         await self._stack.aclose()
-
-
-def _require_shared(settings: Settings, catalog: Catalog) -> None:
-    if settings.warehouse is None:
-        raise NotInPrerequisiteState(
-            'a daemon that stands by needs a warehouse, and parameter "warehouse" is not set',
-            detail=f'It would look for the tables in "{settings.warehouse_uri}", which is its home\'s own.',
-            hint="Set it in pubsub.toml to a store or a directory that all of these daemons reach, under the same name.",
-        )
-    if not catalog.is_shared:
-        raise FeatureNotSupported(
-            "a daemon can stand by for a catalog on PostgreSQL only",
-            detail="A catalog in a file, and the lock on it, are one machine's.",
-            hint='Name the catalog\'s database in pubsub.toml: url = "postgresql://…" in the table [catalog].',
-        )
 
 
 async def _stand_by(

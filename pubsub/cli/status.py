@@ -88,13 +88,20 @@ def picture(found: NodeStatus, home: str) -> RenderableType:
     from rich.console import Group
 
     daemon = f"daemon {found.daemon}" if found.daemon else "no daemon runs"
+    if found.daemons:
+        daemon = f"{len(found.daemons)} daemons"
     parts: list[RenderableType] = [
         line(
             f"node {found.node} in {home}, {daemon}, {found.time:%H:%M:%S} UTC", style="" if found.daemon else "yellow"
         )
     ]
-    if found.memory is not None:
+    if found.memory is not None and not found.daemons:
         parts.append(line(f"memory: {memory_words(asdict(found.memory))}"))
+    for one in found.daemons:
+        memory = "" if one.memory is None else f", {memory_words(asdict(one.memory))}"
+        parts.append(
+            line(f"daemon {one.pid} on {one.host}{memory}: {', '.join(one.subscriptions) or 'no subscriptions'}")
+        )
     if not found.subscriptions:
         parts.append(line("no subscriptions"))
     for subscription in found.subscriptions:

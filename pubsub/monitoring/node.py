@@ -26,11 +26,11 @@ class NodeSource:
         """Return what makes the metrics of a picture."""
         from pubsub.monitoring.metrics import families
 
-        return partial(families, await self._take())
+        return partial(families, (await self._take()).own())
 
     async def ready(self) -> Answer:
         """Answer whether every subscription follows, or which do not, and why."""
-        picture = await self._take()
+        picture = (await self._take()).own()
         found = obstacles(picture.status, self._ready_lag)
         if found:
             return as_json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "subscriptions": found})

@@ -100,6 +100,15 @@ class Picture:
     served: Served = Served()
     jvm_pid: int | None = None
     verify_interval: float = 0.0
+    leased: frozenset[int] | None = None
+    """The oids of the subscriptions that this daemon has, where several share the catalog."""
+
+    def own(self) -> Picture:
+        """Return what this daemon answers for: monitors look at the others, too."""
+        if self.leased is None:
+            return self
+        mine = replace(self.state, subscriptions=tuple(s for s in self.state.subscriptions if s.oid in self.leased))
+        return replace(self, state=mine, status=from_state(mine, self.status.daemon))
 
 
 class Pictures:
@@ -127,4 +136,6 @@ class Pictures:
         live = {} if service is None else {oid: Live.of(one) for oid, one in service.figures().items()}
         jvm = service.engine.jvm_pid if service is not None else None
         served = Served.of(self._doors.publisher if self._doors is not None else None, self._backend)
-        return Picture(state, from_state(state, os.getpid()), live, served, jvm, self._node.settings.verify.interval)
+        leased = service.leased if service is not None else None
+        every = self._node.settings.verify.interval
+        return Picture(state, from_state(state, os.getpid()), live, served, jvm, every, leased)

@@ -102,6 +102,7 @@ class Node:
 
     `workers`: None runs the workers here unless a daemon does; True requires it (ObjectInUse if a daemon does); False
     never does.  Unless it is False, a daemon of another home with the same catalog is refused (ObjectInUse).
+    `shared`: its workers divide the catalog's subscriptions with other daemons that were started so; a catalog on PostgreSQL.
     `service`: the workers that run in this process already; they are used, and not ended.
     `settings` replace the file pubsub.toml in `home`.  `make`: whether to create a missing node at once.  If False (for
     a client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.  Such a
@@ -115,12 +116,14 @@ class Node:
         workers: bool | None = None,
         settings: Settings | None = None,
         make: bool = True,
+        shared: bool = False,
         service: Service | None = None,
     ) -> None:
         self.home = home_directory(home)
         self._make = make
         self._is_open = False
         self._workers = workers
+        self._is_shared = shared
         self._given = settings
         self._settings: Settings | None = None
         self._catalog: Catalog | None = None
@@ -370,13 +373,17 @@ class Node:
         return (await self.verify(name, tables, sample=sample, show=0)).as_json()
 
     async def _change_pins(self, kind: str, name: str, paths: Sequence[str]) -> None:
-        """Pin or release tables: by the daemon that runs on this node, or else by a Spark of this process."""
+        """Pin or release tables: by the daemon that has them, or else by a Spark of this process."""
+        for subid, some in _by_daemon(await self.state(), paths).items():
+            await self._change_pins_of(subid, kind, name, some)
+
+    async def _change_pins_of(self, subid: int | None, kind: str, name: str, paths: Sequence[str]) -> None:
         from launcher.client_session import Session
         from launcher.pin_requests import carry_out
 
         session = Session(self.settings, self.catalog, lambda _: None, self._wake_workers)
         payload = {"name": name, "paths": list(paths)}
-        if await session.ask_daemon(kind, payload=payload, timeout=_PIN_SECONDS) is None:
+        if await session.ask_daemon(kind, subid, payload, timeout=_PIN_SECONDS) is None:
             from pubsub import logs
             from pubsub.delta.spark.jvm_transactions import SparkTransactions
 
@@ -401,7 +408,7 @@ class Node:
 
         logs.configure_unless_done()
         try:
-            self._service = await Service.start(settings, catalog, self._verify_by_itself)
+            self._service = await Service.start(settings, catalog, self._verify_by_itself, sharing=self._is_shared)
         except ObjectInUse:
             # Fine if this home's daemon has just started; an error if another home's daemon holds the catalog.
             if self._workers or running_daemon(settings.home) is None:
@@ -526,6 +533,20 @@ def _run_blocking(read: Callable[[], Coroutine[Any, Any, State]]) -> State:
     with ThreadPoolExecutor(1) as thread:
         state: State = thread.submit(lambda: asyncio.run(read())).result()
         return state
+
+
+def _by_daemon(state: State, paths: Sequence[str]) -> dict[int | None, list[str]]:
+    """Return the Delta tables at `paths` by the subscription whose daemon is asked to pin them; all at once if there is one.
+
+    A daemon deletes the files of the tables that it has, and takes turns with its own pins.
+    """
+    if not state.leases:
+        return {None: list(paths)}
+    owners = {one.path: one.subid for one in state.relations} | {one.path: one.subid for one in state.sequences}
+    found: dict[int | None, list[str]] = {}
+    for path in paths:
+        found.setdefault(owners.get(path), []).append(path)
+    return found
 
 
 def _find(state: State, name: str) -> Subscription:

@@ -23,6 +23,7 @@ from catalog.records import (
     Verification,
     Warned,
     WorkerStats,
+    subscriptions_of,
 )
 from catalog.states import RelState
 from pubsub.memory import Memory
@@ -114,8 +115,23 @@ class SubscriptionStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DaemonStatus:
+    """One of the daemons that share a catalog, and the subscriptions that it has."""
+
+    pid: int
+    host: str
+    home: str
+    started: datetime
+    memory: Memory | None
+    subscriptions: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"started": self.started.isoformat()}
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's status; `daemon` is the daemon's process id, None when none runs."""
+    """A node's status; `daemon` is the daemon's process id, or of one of them, None when none runs."""
 
     node: str
     daemon: int | None
@@ -123,6 +139,8 @@ class NodeStatus:
     subscriptions: tuple[SubscriptionStatus, ...]
     memory: Memory | None = None
     """What the daemon takes; None without one, and in its first seconds."""
+    daemons: tuple[DaemonStatus, ...] = ()
+    """Those that share the catalog; none where one has it for itself."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that `pubsub status --json` prints.  Later versions may add keys but never rename one."""
@@ -131,6 +149,7 @@ class NodeStatus:
             "daemon": self.daemon,
             "time": self.time.isoformat(),
             "memory": None if self.memory is None else asdict(self.memory),
+            "daemons": [one.as_json() for one in self.daemons],
             "subscriptions": [
                 subscription_json(one) | {"tables": [table_json(table) for table in one.tables]}
                 for one in self.subscriptions
@@ -145,7 +164,17 @@ def from_state(state: State, daemon: int | None) -> NodeStatus:
         daemon=daemon,
         time=datetime.now(UTC),
         subscriptions=tuple(_subscription(state, one, daemon is not None) for one in state.subscriptions),
-        memory=state.daemon.memory if state.daemon is not None and daemon is not None else None,
+        memory=next((one.memory for one in state.daemons if one.pid == daemon), None),
+        daemons=_daemons(state) if daemon is not None else (),
+    )
+
+
+def _daemons(state: State) -> tuple[DaemonStatus, ...]:
+    if not state.leases:
+        return ()
+    return tuple(
+        DaemonStatus(one.pid, one.host, one.home, one.started, one.memory, subscriptions_of(state, one.id))
+        for one in state.daemons
     )
 
 

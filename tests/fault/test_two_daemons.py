@@ -164,7 +164,7 @@ def test_one_that_stands_by_takes_over(tmp_path: Path, database: Database, publi
     ("settings", "says"),
     [
         ("", 'parameter "warehouse" is not set'),
-        ('warehouse = "/srv/lake"\n', "a daemon can stand by for a catalog on PostgreSQL only"),
+        ('warehouse = "/srv/lake"\n', "a daemon that stands by needs a catalog on PostgreSQL"),
     ],
 )
 def test_who_cannot_stand_by(tmp_path: Path, settings: str, says: str) -> None:

@@ -22,6 +22,7 @@ from catalog.pauses import PauseLost
 from catalog.store import Catalog
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError
+from pubsub.memory import Memory
 from pubsub.node.node import Node
 from pubsub.settings import Settings
 from pubsub.testing.fixtures import Database
@@ -30,6 +31,7 @@ from tests.support.catalog import new
 from tests.support.replica import Replica, RunningNode, wait_until
 from tests.unit.catalog import test_catalog, test_catalog_processes, test_upgrade
 
+HOME = Path("/home")
 _numbers = itertools.count(1)
 
 for _module in (test_catalog, test_catalog_processes, test_upgrade):
@@ -76,16 +78,17 @@ def sessions(publisher: EmbeddedPostgres, location: str) -> list[int]:
 async def test_a_daemon_that_lost_its_session_proves_itself_again(
     catalog: Catalog, location: str, publisher: EmbeddedPostgres
 ) -> None:
-    await catalog.hold()
+    await catalog.hold(HOME)
+    counter = await catalog.change_counter()
     (session,) = sessions(publisher, location)
     publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
     await catalog.prove()
     assert len(sessions(publisher, location)) == 1
     async with await Catalog.open(location) as other:
         with pytest.raises(ObjectInUse):
-            await other.hold()
-        assert await catalog.change_counter() == 0, "the one that was refused has moved nothing"
-    await catalog.set_daemon()
+            await other.hold(HOME)
+        assert await catalog.change_counter() == counter, "the one that was refused has moved nothing"
+    await catalog.put_memory(Memory(1))
     await catalog.let_go()
 
 
@@ -133,23 +136,20 @@ async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
     catalog: Catalog, location: str, publisher: EmbeddedPostgres, stays: bool
 ) -> None:
     """Whether or not the other daemon still runs, what this one has read is outdated."""
-    await catalog.hold()
-    await catalog.set_daemon(1)
+    await catalog.hold(HOME, 1)
     (session,) = sessions(publisher, location)
     publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
     async with await Catalog.open(location) as other:
-        await other.hold()
-        await other.set_daemon(2)
+        await other.hold(HOME, 2)
         if not stays:
             await other.let_go()
         with pytest.raises(ObjectInUse, match="another daemon has taken over the catalog") as caught:
             await catalog.prove()
         assert "process id is 2 on host" in (caught.value.detail or "")
-        for write in (catalog.set_daemon(3), catalog.clear_daemon(), catalog.create_subscription(new())):
+        for write in (catalog.put_memory(Memory(3)), catalog.clear_daemon(), catalog.create_subscription(new())):
             with pytest.raises(ObjectInUse, match="another daemon has taken over the catalog"):
                 await write
-        assert (found := await catalog.daemon()) is not None
-        assert found.pid == 2
+        assert [found.pid for found in (await catalog.state()).daemons] == [2]
         await other.let_go()
 
 
@@ -211,10 +211,10 @@ def through(proxy: Proxy, location: str) -> str:
 @pytest.mark.full
 async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location: str) -> None:
     async with await Catalog.open(through(proxy, location), timeout=1.0) as catalog:
-        await catalog.hold()
+        await catalog.hold(HOME)
         await catalog.create_subscription(new())
         proxy.stall()
-        calls = (catalog.state, catalog.prove, catalog.change_counter, catalog.set_daemon, catalog.subscriptions)
+        calls = (catalog.state, catalog.prove, catalog.change_counter, catalog.clear_daemon, catalog.subscriptions)
         for call in (*calls, *calls):
             with pytest.raises(PubsubError, match="did not answer within 1 seconds") as caught:
                 async with asyncio.timeout(20):

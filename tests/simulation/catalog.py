@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -140,10 +141,10 @@ class SimulatedCatalog(Catalog):
         super().__init__(engine)  # type: ignore[arg-type]
         self._store, self._life = store, life
 
-    async def hold(self) -> None:
+    async def hold(self, home: Path, pid: int | None = None) -> None:
         """As Holder.hold; of a file only the lock of its home counts here, which the world keeps."""
         if self._engine.dialect.name == "postgresql":
-            await super().hold()
+            await super().hold(home, pid)
 
     async def has_daemon(self) -> bool:
         """As Holder.has_daemon: the world has one supervisor."""
@@ -220,7 +221,7 @@ for _name in (
 for _name in ("subscription", "subscriptions"):
     setattr(SimulatedCatalog, _name, _reading(getattr(Catalog, _name)))
 # What is stored for people alone, and decides nothing.
-for _name in ("clear_worker_stats", "put_statistics", "put_copy_progress", "set_daemon", "clear_daemon"):
+for _name in ("clear_worker_stats", "put_statistics", "put_copy_progress", "clear_daemon"):
     setattr(SimulatedCatalog, _name, _for_people(_name))
 for _name in ("note_command", "take_commands"):
     setattr(SimulatedCatalog, _name, _for_people(_name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.launcher import Launcher
@@ -36,7 +37,7 @@ class Daemon(Life):
         """As `pubsub daemon`: hold the catalog, and run the launcher."""
         world, settings = self._world, self._world.settings
         catalog = world.store.opened(self)
-        await catalog.hold()
+        await catalog.hold(Path("/node"))
         spill = SpillDirectory.at(settings.spill_directory)
         self.ends.append(lambda: os.close(spill._descriptor))
         engine = SimulatedEngine(self, world.lake)

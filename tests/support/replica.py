@@ -100,13 +100,16 @@ class BorrowedSpark:
 class RunningNode:
     """A Node with workers, on an event loop in a thread of its own, so that the test may block."""
 
-    def __init__(self, home: Path, spark: spark_session.Spark, /, **settings: Any) -> None:
+    def __init__(self, home: Path, spark: spark_session.Spark, /, *, shared: bool = False, **settings: Any) -> None:
         self.home = home
         self.spark = spark
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
         self._node = Node(
-            home, workers=True, settings=Settings.read({**SETTINGS, **stores.settings(home), **settings}, home)
+            home,
+            workers=True,
+            shared=shared,
+            settings=Settings.read({**SETTINGS, **stores.settings(home), **settings}, home),
         )
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(spark_session, "Spark", BorrowedSpark(spark))

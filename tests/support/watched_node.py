@@ -122,7 +122,7 @@ def picture(now: datetime, tables: int = 1000, *, hostile: bool = False) -> Pict
         ]
     state = State(
         NodeRow("7438921", now),
-        DaemonRow(4711, "host", now, Memory(412 << 20, 1 << 30, 300 << 20, 700 << 20, 2 << 30)),
+        (DaemonRow(1, 4711, "host", "/home", now, Memory(412 << 20, 1 << 30, 300 << 20, 700 << 20, 2 << 30)),),
         (subscription(5, names[0]), subscription(6, names[1]), subscription(7, names[2], enabled=False)),
         (*relations, *(table(6, n, f"bill_{n}") for n in range(1, 4)), table(7, 1, "old")),
         (OriginStatus(5, None, Lsn(0x16B3748), None), OriginStatus(6, None, Lsn(0x9B3748), None)),

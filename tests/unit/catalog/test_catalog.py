@@ -501,16 +501,13 @@ async def test_errors_are_counted_kept_and_overcome(catalog: Catalog) -> None:
 
 async def test_the_memory_is_the_running_daemon_s(catalog: Catalog) -> None:
     for _ in range(2):
-        await catalog.set_daemon()
-        daemon = await catalog.daemon()
-        assert daemon is not None
+        await catalog.hold(Path("/home"))
+        (daemon,) = (await catalog.state()).daemons
         assert daemon.memory is None, "not an earlier one's"
         await catalog.put_memory(Memory(1, 2, 3, 2**40, None))
-        daemon = await catalog.daemon()
-        assert daemon is not None
+        (daemon,) = (await catalog.state()).daemons
         assert daemon.memory == Memory(1, 2, 3, 2**40, None)
-    await catalog.clear_daemon()
-    assert await catalog.daemon() is None
+        await catalog.let_go()
 
 
 async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None:
@@ -522,7 +519,8 @@ async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None
         "DROP TABLE pubsub_pinned_snapshot",
         "ALTER TABLE pubsub_publisher DROP COLUMN away_since",
         "ALTER TABLE pubsub_replication_origin DROP COLUMN commit_time",
-        "ALTER TABLE pubsub_node DROP COLUMN daemon_memory",
+        "DROP TABLE pubsub_lease",
+        "DROP TABLE pubsub_daemon",
         "UPDATE pubsub_node SET schema_version = 1",
     )
     async with await Catalog.open(location) as catalog:

@@ -73,7 +73,7 @@ async def filled(path: Path) -> Catalog:
         await catalog.add_pinned_snapshot(
             PinnedSnapshot(name, "s", Lsn(2**40), TIME, complete, (PinnedTable("public.t", "/w/t", 3),))
         )
-    await catalog.set_daemon()
+    await catalog.hold(Path("/home"))
     await catalog.put_memory(Memory(1, 2, 3, 2**40, None))
     return catalog
 

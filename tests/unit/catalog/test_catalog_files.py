@@ -42,14 +42,14 @@ async def test_a_node_keeps_its_identity(tmp_path: Path) -> None:
 
 
 async def test_the_files_beside_the_catalog_are_private_too(catalog: Catalog, tmp_path: Path) -> None:
-    await catalog.set_daemon()
+    await catalog.create_subscription(new())
     assert modes(tmp_path) == {0o600}
 
 
 async def test_opening_a_catalog_twice_keeps_the_locks_of_the_first(catalog: Catalog, tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     async with await Catalog.open(path):
-        await catalog.set_daemon()
+        await catalog.create_subscription(new())
         # Another process must not take itself for the last one that has the file open: it would remove the -wal file.
         program = (
             "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM pubsub_node'); c.close()"
@@ -101,7 +101,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
         oid = (await catalog.create_subscription(new(), tables)).oid
         pins = tuple(PinnedTable(f"public.{one.name}", one.path, 7) for one in tables)
         await catalog.add_pinned_snapshot(PinnedSnapshot("pin", "s", Lsn(5), now(), True, pins))
-        await catalog.hold()
+        await catalog.hold(tmp_path)
         await catalog.let_go()
 
     async def paths(catalog: Catalog) -> list[str]:
@@ -115,7 +115,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.copytree(home, copy)
     async with await Catalog.open(copy / "catalog.db") as catalog:
         with pytest.raises(ObjectInUse, match="is a copy of") as caught:
-            await catalog.hold()
+            await catalog.hold(tmp_path)
         assert str(home / "catalog.db") in caught.value.message
         assert await paths(catalog) == ["/lake/db/u", f"{home}/warehouse/db/t"]
     # Renamed, it is itself, though the copy lies in its old place then.
@@ -124,7 +124,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     copy.rename(home)
     for place in (moved, moved, home):
         async with await Catalog.open(place / "catalog.db") as catalog:
-            await catalog.hold()
+            await catalog.hold(tmp_path)
             assert await paths(catalog) == ["/lake/db/u", f"{place}/warehouse/db/t"]
             await catalog.let_go()
     # Moved to another file system: the old one is gone.
@@ -132,7 +132,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.copytree(moved, elsewhere)
     shutil.rmtree(moved)
     async with await Catalog.open(elsewhere / "catalog.db") as catalog:
-        await catalog.hold()
+        await catalog.hold(tmp_path)
         assert f"{elsewhere}/warehouse/db/t" in await paths(catalog)
         await catalog.let_go()
     # Another node lies there since: it is no original.
@@ -141,5 +141,5 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.rmtree(elsewhere)
     await (await Catalog.open(elsewhere / "catalog.db")).close()
     async with await Catalog.open(again / "catalog.db") as catalog:
-        await catalog.hold()
+        await catalog.hold(tmp_path)
         await catalog.let_go()

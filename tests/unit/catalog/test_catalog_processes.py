@@ -18,6 +18,8 @@ from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError, UndefinedOb
 from pubsub.protocol.lsn import Lsn
 from tests.support.catalog import new, with_table
 
+HOME = Path("/home")
+
 
 @pytest.fixture
 def location(tmp_path: Path) -> Path | str:
@@ -116,13 +118,13 @@ async def test_a_request_that_is_given_up_is_withdrawn(catalog: Catalog) -> None
 
 
 async def test_the_daemon_s_row(catalog: Catalog) -> None:
-    assert await catalog.daemon() is None
-    await catalog.set_daemon()
-    found = await catalog.daemon()
-    assert found is not None
-    assert found.pid == os.getpid()
+    assert (await catalog.state()).daemons == ()
+    await catalog.hold(HOME)
+    (found,) = (await catalog.state()).daemons
+    assert (found.pid, found.home) == (os.getpid(), str(HOME))
     await catalog.clear_daemon()
-    assert await catalog.daemon() is None
+    assert (await catalog.state()).daemons == ()
+    await catalog.let_go()
 
 
 async def test_a_cancelled_task_leaves_the_catalog_usable(catalog: Catalog) -> None:
@@ -178,11 +180,10 @@ async def test_processes_that_open_a_new_catalog_at_once(location: Path | str) -
 
 
 async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog, location: Path | str) -> None:
-    await catalog.hold()
-    await catalog.set_daemon(4711)
+    await catalog.hold(HOME, 4711)
     async with await Catalog.open(location) as second:
         with pytest.raises(ObjectInUse, match="a daemon is already running on catalog") as caught:
-            await second.hold()
+            await second.hold(HOME)
         assert caught.value.sqlstate == "55006"
         assert "process id is" in (caught.value.detail or "")
         assert "a catalog of its own" in (caught.value.hint or "")
@@ -190,7 +191,7 @@ async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog
         await second.create_subscription(new())
         await catalog.prove()
         await catalog.let_go()
-        await second.hold()
+        await second.hold(HOME)
         await second.prove()
         await second.let_go()
 

@@ -90,7 +90,7 @@ async def test_no_daemon_may_run(location: Path | str, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     async with Catalog(await connect(location, make=False, upgrade=False)) as catalog:
-        await catalog.hold()
+        await catalog.hold(Path("/home"))
         with pytest.raises(ObjectInUse, match="a daemon is running on catalog"):
             await upgrade.upgrade(elsewhere, location, 30, None)
         await catalog.let_go()

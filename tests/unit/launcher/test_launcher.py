@@ -33,6 +33,8 @@ Step = Callable[["FakeRunner"], Any]
 class FakeCatalog:
     """The part of the catalog that the launcher uses."""
 
+    is_sharing = False
+
     def __init__(self, *subscriptions: Any) -> None:
         self.counter = 1
         self.listed = list(subscriptions)

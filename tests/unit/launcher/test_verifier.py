@@ -55,7 +55,7 @@ class Node:
     ) -> None:
         self.now = State(
             NodeRow("7", datetime.now(UTC)),
-            None,
+            (),
             tuple(subscriptions),
             tuple(relations),
             (),

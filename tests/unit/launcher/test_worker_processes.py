@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,8 @@ async def test_whatever_fails_in_a_start_it_is_told_and_tried_again(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(worker_processes, "_AGAIN", 0.01)
-    processes = WorkerProcesses(Settings(home=tmp_path, worker_processes=2), None, None, -1)  # type: ignore[arg-type]
+    catalog = SimpleNamespace(epoch=None, is_sharing=False)
+    processes = WorkerProcesses(Settings(home=tmp_path, worker_processes=2), catalog, None, -1)  # type: ignore[arg-type]
     with captured_logs() as logs:
         running = asyncio.create_task(processes.run())
         async with asyncio.timeout(60):

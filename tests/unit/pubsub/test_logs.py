@@ -294,7 +294,7 @@ async def test_a_daemon_that_fails_says_so_in_its_log(
 ) -> None:
     screen = show(renderer, monkeypatch)
 
-    async def broken(*_: object) -> None:
+    async def broken(*_: object, **__: object) -> None:
         unforeseen()
 
     monkeypatch.setattr("launcher.service.Service.start", broken)
@@ -306,7 +306,7 @@ async def test_a_daemon_that_fails_says_so_in_its_log(
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_an_unexpected_exception_in_a_command(tmp_path: Path, verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object) -> None:
+    async def broken(*_: object, **__: object) -> None:
         unforeseen()
 
     monkeypatch.setattr("pubsub.node.node.Node.__aenter__", broken)

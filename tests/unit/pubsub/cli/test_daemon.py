@@ -14,7 +14,7 @@ import pytest
 
 from pubsub import logs
 from pubsub.cli.common import Common
-from pubsub.cli.daemon import serve
+from pubsub.cli.daemon import Beside, serve
 from pubsub.errors import ObjectInUse
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import PATIENCE
@@ -22,6 +22,8 @@ from tests.support.replica import PATIENCE
 
 class NoWorkers:
     """Stands for launcher.service.Service, without Spark."""
+
+    leased = None
 
     async def failed(self) -> None:
         await asyncio.Event().wait()
@@ -37,7 +39,7 @@ class NoWorkers:
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What is logged by a daemon that has no workers."""
 
-    async def start(*_: object) -> NoWorkers:
+    async def start(*_: object, **__: object) -> NoWorkers:
         return NoWorkers()
 
     monkeypatch.setattr("launcher.service.Service.start", start)
@@ -58,14 +60,14 @@ async def test_what_else_is_in_use_ends_a_daemon_that_stands_by(
 ) -> None:
     """Nobody has the catalog, and yet it cannot start: it tried again without a pause, and said nothing."""
 
-    async def in_use(*_: object) -> NoWorkers:
+    async def in_use(*_: object, **__: object) -> NoWorkers:
         raise ObjectInUse("the spill directory is in use")
 
     monkeypatch.setattr("launcher.service.Service.start", in_use)
-    monkeypatch.setattr("pubsub.cli.daemon._require_shared", lambda *_: None)
+    monkeypatch.setattr("pubsub.cli.daemon.require_shared", lambda *_: None)
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(ObjectInUse, match="spill directory"):
-            await serve(Common(tmp_path, verbose=False), standby=True)
+            await serve(Common(tmp_path, verbose=False), beside=Beside.STANDBY)
     assert not events
 
 

@@ -74,7 +74,7 @@ def picture(**changes: Any) -> Picture:
     """Two subscriptions; one has a table that follows, one that is copied, and one that has stopped."""
     state = State(
         NodeRow("9", TIME),
-        DaemonRow(1, "h", TIME, Memory(300 << 20, 900 << 20, 100 << 20, 500 << 20, 2 << 30)),
+        (DaemonRow(1, 1, "h", "/home", TIME, Memory(300 << 20, 900 << 20, 100 << 20, 500 << 20, 2 << 30)),),
         (subscription(5, "s"), subscription(6, ODD, enabled=False)),
         (
             relation(1, ODD),
@@ -284,6 +284,24 @@ def test_who_does_not_follow_is_not_ready() -> None:
     many = tuple(replace(first.tables[0], state="i") for _ in range(1000))
     found = obstacles(replace(whole.status, subscriptions=(replace(first, tables=many),)), 60)
     assert (len(found["s"]), found["s"][-1]) == (11, "990 more")
+
+
+async def test_a_daemon_answers_for_the_subscriptions_that_it_has() -> None:
+    """Of several that share a catalog: each series comes from one, and what the others have makes none of them unready."""
+
+    async def other() -> Picture:
+        return picture(leased=frozenset({6}))
+
+    source = NodeSource(other, 60)
+    found = samples(exposition(await source.families(), OPENMETRICS)[1].decode())
+    assert {dict(labels).get("subname", "") for _, labels in found} == {"", ODD}
+    assert value(found, "pubsub_jvm_heap_used_bytes") == 100 << 20, "it is the process's"
+    assert (await source.ready()).status == 200
+    assert (await NodeSource(partial(_given, picture(leased=frozenset({5}))), 60).ready()).status == 503
+
+
+async def _given(found: Picture) -> Picture:
+    return found
 
 
 # The HTTP server

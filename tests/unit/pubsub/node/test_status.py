@@ -10,9 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from catalog.records import (
+    OF_NODE,
     CopyProgress,
     DaemonRow,
     ForeignCommit,
+    Lease,
     NodeRow,
     OriginStatus,
     PublisherStatus,
@@ -45,7 +47,7 @@ def test_a_table_that_stopped_and_one_that_others_write() -> None:
     written = replace(relation(2, "b"), foreign=ForeignCommit(7, "UPDATE", "an engine"))
     worker = WorkerStats(5, None, publisher_lsn=Lsn(0x700), flush_lsn=Lsn(0x600), lag_seconds=1.0)
     state = State(
-        NodeRow("9", datetime.now(UTC)), None, (Subscription(*given),), (stopped, written), (), (worker,), (), ()
+        NodeRow("9", datetime.now(UTC)), (), (Subscription(*given),), (stopped, written), (), (worker,), (), ()
     )
     found = from_state(state, 1)
     (subscription,) = found.as_json()["subscriptions"]
@@ -78,15 +80,35 @@ def shown(found: NodeStatus) -> str:
 
 def test_what_the_daemon_takes_of_the_memory() -> None:
     memory = Memory(300 << 20, 900 << 20, 100 << 20, 500 << 20, 2 << 30)
-    daemon = DaemonRow(1, "h", datetime.now(UTC), memory)
-    state = State(NodeRow("9", datetime.now(UTC)), daemon, (), (), (), (), (), ())
+    daemon = DaemonRow(1, 1, "h", "/home", datetime.now(UTC), memory)
+    state = State(NodeRow("9", datetime.now(UTC)), (daemon,), (), (), (), (), (), ())
     assert "memory: Python 300.0 MB, JVM 900.0 MB, heap 100.0 MB of 2.0 GB" in shown(from_state(state, 1))
     assert from_state(state, 1).as_json()["memory"]["heap_committed"] == 500 << 20
     # One that was killed has left its row.
     assert "memory" not in shown(from_state(state, None))
     assert from_state(state, None).as_json()["memory"] is None
-    starting = replace(state, daemon=replace(daemon, memory=Memory(300 << 20)))
+    starting = replace(state, daemons=(replace(daemon, memory=Memory(300 << 20)),))
     assert "memory: Python 300.0 MB, JVM -\n" in shown(from_state(starting, 1)).replace("  ", "")
+
+
+def test_which_daemon_has_which_subscriptions() -> None:
+    time, memory = datetime.now(UTC), Memory(300 << 20)
+    daemons = (DaemonRow(3, 11, "alpha", "/a", time, memory), DaemonRow(4, 12, "beta", "/b", time))
+    leases = (Lease(OF_NODE, 4, leaving=False), Lease(5, 3, leaving=False))
+    state = State(NodeRow("9", time), daemons, (subscription(),), (), (), (), (), (), leases=leases)
+    found = from_state(state, 12)
+    text = shown(found)
+    assert "2 daemons" in text
+    assert "daemon 11 on alpha, Python 300.0 MB, JVM -: s\n" in text
+    assert "daemon 12 on beta: no subscriptions\n" in text
+    document = found.as_json()
+    assert [(one["pid"], one["home"], one["subscriptions"]) for one in document["daemons"]] == [
+        (11, "/a", ("s",)),
+        (12, "/b", ()),
+    ]
+    assert document["memory"] is None, "the daemon's that is asked"
+    assert from_state(state, None).daemons == ()
+    assert from_state(replace(state, leases=()), 11).daemons == ()
 
 
 def table(found: NodeStatus, name: str) -> dict[str, Any]:
@@ -106,7 +128,7 @@ def waiting(waits: dict[int, Warned], *, alive: bool = True, enabled: bool = Tru
     tables = [relation(1, "ready")]
     tables += [replace(relation(n, f"t{n}"), state=RelState.INIT, lsn=None) for n in range(2, 14)]
     state = State(
-        NodeRow("9", datetime.now(UTC)), None, (subscription(enabled=enabled),), tuple(tables), (), (), (), (),
+        NodeRow("9", datetime.now(UTC)), (), (subscription(enabled=enabled),), tuple(tables), (), (), (), (),
         publishers={5: PublisherStatus(waits=waits)},
     )  # fmt: skip
     return from_state(state, 1 if alive else None)
@@ -149,7 +171,7 @@ def test_no_daemon_and_a_disabled_subscription() -> None:
 def lagging(publisher: PublisherStatus, *workers: WorkerStats) -> NodeStatus:
     origin = OriginStatus(5, None, Lsn(0x500), None)
     state = State(
-        NodeRow("9", datetime.now(UTC)), None, (subscription(),), (relation(1, "a"),), (origin,), workers, (), (),
+        NodeRow("9", datetime.now(UTC)), (), (subscription(),), (relation(1, "a"),), (origin,), workers, (), (),
         publishers={5: publisher},
     )  # fmt: skip
     return from_state(state, 1)
@@ -173,7 +195,7 @@ def test_lag_is_unknown_since_the_publisher_was_heard() -> None:
 def test_what_the_retention_costs() -> None:
     time = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     state = State(
-        NodeRow("9", time), None, (subscription(),), tuple(relation(n, f"t{n}") for n in range(1, 5)), (), (), (), (),
+        NodeRow("9", time), (), (subscription(),), tuple(relation(n, f"t{n}") for n in range(1, 5)), (), (), (), (),
         storage=(
             TableStorage(5, 1, 1, 9, 2, 1024, 3 * 1024, 512, time),
             TableStorage(5, 2, 1, 9, 2, 1024, 1024, 512),
@@ -201,7 +223,7 @@ def test_rows_and_lsn_come_from_the_table() -> None:
         replace(relation(5, "joined"), copy_generation=0),
     )
     state = State(
-        NodeRow("9", datetime.now(UTC)), None, (subscription(),), tables, (OriginStatus(5, None, Lsn(0x500), None),), (),
+        NodeRow("9", datetime.now(UTC)), (), (subscription(),), tables, (OriginStatus(5, None, Lsn(0x500), None),), (),
         tuple(CopyProgress(5, n, 100, 100, 0, None, finished=n != 4) for n in range(1, 5)), (),
         rows=(
             TableRows(5, 2, 1, 150, Lsn(0x510)),
