@@ -7,16 +7,17 @@ position become durable together.  Reading it needs no JVM, as the deltalake pac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as of_dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from pubsub.delta import change_rows, history, metadata_columns, soft_deletes, versions
 from pubsub.delta import schema_json as delta_schema
 from pubsub.delta.log import table_log
+from pubsub.delta.log.deltalake_turns import ask
 from pubsub.delta.log.row_count import count_rows
 from pubsub.delta.log.transactions import Transactions, commit_retrying
 from pubsub.delta.places import is_local, is_reached, place
@@ -28,7 +29,6 @@ from pubsub.errors import (
     UndefinedTable,
 )
 from pubsub.masks import NO_MASKS, Masks
-from pubsub.object_stores import options
 from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.type_contract import VARIANT
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pubsub.sql.layout_rules import Truncate
+
+_T = TypeVar("_T")
 
 HISTORY: Final = "pubsub.history"
 """The property of a table in mode history: what identifies a row of the publisher's table, as JSON."""
@@ -250,21 +252,25 @@ def exists(path: str) -> bool:
 
 
 def opened(path: str) -> DeltaTable:
-    """Open the newest version of the table at `path` with the deltalake package.
+    """Open the newest version of the table at `path` with the deltalake package.  Raises as `_ask` does."""
+    return _ask(path, lambda table: table)
+
+
+def _ask(path: str, question: Callable[[DeltaTable], _T]) -> _T:
+    """Return what the deltalake package answers for the newest version of the table at `path`.
 
     If deltalake cannot read it, TableLog does: that corrects a commit of an earlier release, or raises DataCorrupted
-    with a hint.  Raises UndefinedTable if there is no table, and deltalake's errors.
+    with a hint.  Raises UndefinedTable if there is no table, and as `deltalake_turns.ask` does.
     """
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     try:
-        return DeltaTable(path, storage_options=options(path))
+        return ask(path, question)
     except DeltaError:
         if not is_reached(path):
             raise
         table_log.TableLog(path).refresh()
-        return DeltaTable(path, storage_options=options(path))
+        return ask(path, question)
 
 
 def committed_lsn(path: str, app_id: str) -> Lsn | None:
@@ -276,7 +282,7 @@ def committed_lsn(path: str, app_id: str) -> Lsn | None:
     """
     if not exists(path):
         return None
-    version = opened(path).transaction_version(app_id)
+    version = _ask(path, lambda table: table.transaction_version(app_id))
     return None if version is None else Lsn(version)
 
 
@@ -293,7 +299,7 @@ def _properties(table: DeltaTable) -> Mapping[str, str]:
 
 def has_files(path: str) -> bool:
     """Return whether the table's newest version has data files, and so may hold rows."""
-    return bool(opened(path).file_uris())
+    return _ask(path, lambda table: bool(table.file_uris()))
 
 
 def filled_columns(path: str) -> list[str]:
@@ -477,9 +483,7 @@ def described_at(path: str, version: int) -> tuple[pa.Schema, delta_schema.Mappe
 
     Raises deltalake's errors if the log no longer has the version.
     """
-    from deltalake import DeltaTable
-
-    table = DeltaTable(path, version=version, storage_options=options(path))
+    table = ask(path, lambda table: table, version)
     return *_columns(table), _properties(table)
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pubsub.delta import table
 from pubsub.delta.files import file_rows
 from pubsub.delta.log.add_file import AddFile
+from pubsub.delta.log.deltalake_turns import ask
 from pubsub.delta.log.table_log import TableLog, log_at
 from pubsub.delta.places import is_reached
 from pubsub.delta.sources import own_files
@@ -21,7 +22,6 @@ from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import Hashes
 from pubsub.digest.sums import Hashed, range_of
 from pubsub.errors import FeatureNotSupported
-from pubsub.object_stores import options
 from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.sql.source import Source
@@ -78,11 +78,11 @@ class DeltaVersion:
                         yield number, piece
 
     def _elsewhere(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        from deltalake import DeltaTable, QueryBuilder
+        from deltalake import QueryBuilder
         from deltalake.exceptions import DeltaError
 
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        opened = DeltaTable(self.path, version=self.version, storage_options=options(self.path))
+        opened = ask(self.path, lambda table: table, self.version)
         conditions = [] if self._mark is None else [f'"{self._mark}" IS NULL']
         if (source := self._table.source) is not None:
             value = source.value.replace("'", "''")

@@ -160,12 +160,11 @@ def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, Held
 
 def _of_idle_source(node_id: str, relation: SubscriptionRel, version: int) -> Held | None:
     """Return what a source's rows show at the oldest version, whose commit, and those before it, may be others'; None: nothing."""
-    from deltalake import DeltaTable
-
+    from pubsub.delta.log.deltalake_turns import ask
     from pubsub.delta.table import application_id
 
     app_id = application_id(node_id, relation.subid, relation.relid, relation.copy_generation)
-    at = DeltaTable(relation.path, version=version).transaction_version(app_id)
+    at = ask(relation.path, lambda table: table.transaction_version(app_id), version)
     if at is None:
         return None
     # Up to `relation.lsn` the copy was followed, and until then it was perhaps not whole.
@@ -179,12 +178,11 @@ def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> b
         return False
     if version == 0:
         return True
-    from deltalake import DeltaTable
-
+    from pubsub.delta.log.deltalake_turns import ask
     from pubsub.delta.table import application_id
 
     app_id = application_id(node_id, relation.subid, relation.relid, relation.copy_generation)
-    return DeltaTable(relation.path, version=version).transaction_version(app_id) is None
+    return ask(relation.path, lambda table: table.transaction_version(app_id), version) is None
 
 
 def _held(metadata: str | None, source: str | None = None) -> Held | None:

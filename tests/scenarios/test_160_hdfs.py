@@ -13,12 +13,14 @@ import pytest
 
 from pubsub import hdfs, object_stores
 from pubsub.delta.log import durable_files
+from pubsub.delta.log.deltalake_turns import ask
 from pubsub.delta.places import StorePath, open_parquet, remove_tree
 from pubsub.errors import PubsubError
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.hdfs_server import HdfsServer
 from tests.fault.daemon import SETTINGS, Daemon, Subscribed
+from tests.support.replica import PATIENCE
 from tests.support.store_servers import Hdfs, commits, write_settings
 
 pytestmark = pytest.mark.full
@@ -40,6 +42,18 @@ def plain() -> Iterator[None]:
 @pytest.fixture
 def root(server: HdfsServer, tmp_path: Path) -> StorePath:
     return StorePath(Hdfs(server).warehouse(tmp_path.name))
+
+
+def _first_is_gone(server: HdfsServer) -> dict[str, str]:
+    """Return Spark's settings for a name service, of whose name nodes the first is away."""
+    service = "spark.hadoop.dfs."
+    return {
+        f"{service}nameservices": "lake",
+        f"{service}ha.namenodes.lake": "one,two",
+        f"{service}namenode.rpc-address.lake.one": "127.0.0.1:1",
+        f"{service}namenode.rpc-address.lake.two": f"127.0.0.1:{server.port}",
+        f"{service}client.failover.proxy.provider.lake": "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider",
+    }
 
 
 def names(path: StorePath) -> list[str]:
@@ -139,16 +153,8 @@ def test_a_name_node_that_hangs_stops_no_other_thread(
 
 def test_a_name_service_whose_first_name_node_is_gone(server: HdfsServer, tmp_path: Path, database: Database) -> None:
     """One set of Hadoop's settings serves Spark, our files and deltalake."""
-    service = "spark.hadoop.dfs."
-    conf = {
-        f"{service}nameservices": "lake",
-        f"{service}ha.namenodes.lake": "one,two",
-        f"{service}namenode.rpc-address.lake.one": "127.0.0.1:1",
-        f"{service}namenode.rpc-address.lake.two": f"127.0.0.1:{server.port}",
-        f"{service}client.failover.proxy.provider.lake": "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider",
-    }
     daemon = Daemon(tmp_path)
-    write_settings(tmp_path, SETTINGS, f"hdfs://lake/{tmp_path.name}", conf)
+    write_settings(tmp_path, SETTINGS, f"hdfs://lake/{tmp_path.name}", _first_is_gone(server))
     daemon.start()
     try:
         made = Subscribed(daemon, database)
@@ -161,6 +167,29 @@ def test_a_name_service_whose_first_name_node_is_gone(server: HdfsServer, tmp_pa
         made.drop()
     finally:
         daemon.kill()
+
+
+def test_threads_that_ask_for_tables_at_once_are_all_answered(server: HdfsServer, tmp_path: Path) -> None:
+    """One of some two thousand calls of deltalake never returned: a table stayed in f, without an error."""
+    from deltalake import write_deltalake
+
+    object_stores.configure(_first_is_gone(server))
+    path = f"hdfs://lake/{tmp_path.name}"
+    for _ in range(5):
+        write_deltalake(path, pa.table({"n": [1]}), mode="append", storage_options=object_stores.options(path))
+    answered = [0] * 6
+
+    def run(thread: int) -> None:
+        for _ in range(1000):
+            assert ask(path, lambda table: table.transaction_version("none")) is None
+            answered[thread] += 1
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(answered))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert answered == [1000] * 6
 
 
 def test_deltalake_writes_beside_us(server: HdfsServer, tmp_path: Path, database: Database) -> None:

@@ -147,7 +147,7 @@ def installed() -> Iterator[None]:
         patch.setattr(spark_writer, "at_version", at_version)
         patch.setattr(spark_writer, "_commit", write_statement)
         patch.setattr(object_stores, "file_system", lambda _uri: sessions.WORLD[0].lake.files)
-        patch.setattr(pubsub.delta.table, "opened", OpenedTable)
+        patch.setattr(pubsub.delta.table, "ask", lambda path, question: question(OpenedTable(path)))
         patch.setattr(launcher.launcher, "Monitors", _NoMonitors)
         patch.setattr(launcher.launcher, "_STATISTICS_INTERVAL", 30.0)
         patch.setattr(allocators, "is_due", lambda: False)

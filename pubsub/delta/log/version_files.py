@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.deltalake_turns import ask
 from pubsub.delta.log.table_log import files_at
 from pubsub.delta.places import Place, directory, is_local
 from pubsub.errors import PubsubError, UndefinedFile
 from pubsub.object_stores import options
 from pubsub.texts import first_line
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 
 def require_readable(path: str, relation: str, version: int) -> None:
@@ -50,14 +55,16 @@ def _files(path: str, version: int) -> Iterator[Place]:
 
 
 def _missing_elsewhere(path: str, version: int) -> str | None:
-    from deltalake import DeltaTable
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
 
-    table = DeltaTable(path, version=version, storage_options=options(path))
     files = fs.PyFileSystem(DeltaStorageHandler(path, options(path)))
     # The file names are unique, whereas the directories of partitions are encoded in more than one way.
     present = {info.base_name for info in files.get_file_info(fs.FileSelector("", recursive=True))}
-    for _ in table.deletion_vectors():
-        pass
-    return next((uri for uri in table.file_uris() if uri.rpartition("/")[2] not in present), None)
+
+    def named(table: DeltaTable) -> list[str]:
+        for _ in table.deletion_vectors():
+            pass
+        return list(table.file_uris())
+
+    return next((uri for uri in ask(path, named, version) if uri.rpartition("/")[2] not in present), None)
