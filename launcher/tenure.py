@@ -48,8 +48,8 @@ class Tenure:
         if self._share.number == 0:
             changed = await self._expel(fleet)
             if (counter, fleet.ready) != self._divided:
-                self._divided = counter, fleet.ready
                 changed |= await self._divide(fleet)
+                self._divided = counter, fleet.ready
             if changed:
                 fleet = await self._catalog.fleet()
         ours = {one.unit: one for one in fleet.leases if one.daemon == fleet.me}

@@ -135,6 +135,24 @@ async def test_they_divide_what_there_is(members: Members) -> None:
     assert second.share.is_first
 
 
+async def test_a_division_that_could_not_be_stored_is_worked_out_again(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in the catalog had changed since, and the subscriptions would have stayed without a daemon."""
+    first = await members.join()
+    oids = await subscribe(first.catalog, 2)
+
+    async def fails(*_: object) -> None:
+        raise PubsubError("the connection is lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(first.catalog, "lease", fails)
+        with pytest.raises(PubsubError, match="is lost"):
+            await first.look()
+    await look(first)
+    assert first.has == oids
+
+
 async def subscribe_more(catalog: Catalog) -> Collection[int]:
     return [(await catalog.create_subscription(replace(new(), name="more"))).oid]
 
