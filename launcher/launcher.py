@@ -44,7 +44,7 @@ from pubsub.settings import Settings
 _STATISTICS_INTERVAL = 1.0
 #: How long cancelled workers may take before Spark, for which they may wait, is asked whether it lives, in seconds.
 _CANCELLED: Final = 2.0
-#: How soon a catalog that could not be read is read again, at the latest, in seconds.
+#: How soon one of several daemons looks at the catalog again, at the latest, in seconds.
 _COMES_BACK: Final = 3.0
 #: How often the pauses of commands are looked at, in seconds.
 _PAUSE_LOOK: Final = 1.0
@@ -124,9 +124,6 @@ class Launcher:
             while not self._stopping.is_set():
                 self._wake.clear()
                 rest = self._settings.catalog_poll_interval
-                if self._tenure is not None:
-                    # A lost session is to be noticed before the others take this daemon for dead.
-                    rest = min(rest, _COMES_BACK)
                 try:
                     await self._catalog.prove()
                     await self._end_abandoned_pauses()
@@ -149,9 +146,10 @@ class Launcher:
                     raise
                 except PubsubError as error:
                     logger.error("catalog could not be read", reason=error.message, hint=error.hint)
-                    # One of several is taken for dead unless it comes back soon.
-                    retry = min(self._settings.wal_retrieve_retry_interval, _COMES_BACK)
-                    rest = max(rest, retry)
+                    rest = max(rest, self._settings.wal_retrieve_retry_interval)
+                if self._tenure is not None:
+                    # A lost session is to be noticed, and taken again, before the others take this daemon for dead.
+                    rest = min(rest, _COMES_BACK)
                 try:
                     async with asyncio.timeout(rest):
                         await self._wake.wait()
