@@ -13,7 +13,8 @@ from tests.power import trace
 _ROOT = Path(__file__).parents[2]
 
 
-def _search(*arguments: str) -> None:
+def _search(*arguments: str, patience: float = 7200.0) -> None:
+    """Run a search; `patience`: the seconds after which it counts as one that does not end."""
     ran = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=_ROOT,
@@ -21,13 +22,14 @@ def _search(*arguments: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        timeout=patience,
     )
     assert ran.returncode == 0, ran.stdout
 
 
 def test_a_few_lives_under_a_virtual_clock() -> None:
     """Enough to find that the model no longer fits what it stands for."""
-    _search("tests.simulation", "--seeds", "25", "--jobs", "1")
+    _search("tests.simulation", "--seeds", "25", "--jobs", "1", patience=600.0)
 
 
 @pytest.mark.full
