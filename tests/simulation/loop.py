@@ -12,6 +12,8 @@ from tests.simulation.life import Life
 
 #: Rounds without any time passing, after which none ever will.
 _MANY: Final = 100_000
+#: No history takes as long, in virtual seconds: a few steps, and all that `settle` waits for.
+_LONGEST: Final = 20_000.0
 
 
 class Stuck(Exception):
@@ -29,6 +31,8 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
             raise Stuck("everything waits, and no timer is set")
+        if self.now > _LONGEST:
+            raise Stuck(f"the history does not end: something waits in vain, for more than {_LONGEST:.0f} s by now")
         self._rounds += 1
         if timeout > 0:
             self.now += timeout

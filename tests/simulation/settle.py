@@ -21,9 +21,8 @@ async def settle(world: World, steps: Steps) -> None:
     world.chance.trouble = world.chance.seconds = 0.0
     world.lake.fates.clear()
     world.lake.interlopers.clear()
-    for transaction in world.server.running():
-        steps.finish(transaction, commits=world.chance.random.random() < 0.5)
-    _end_poison(world, steps)
+    world.end_transactions()
+    _end_poison(world)
     steps.do_write([("insert", 0, 1)])
     world.tell("no more trouble from here on")
     began = asyncio.get_running_loop().time()
@@ -40,11 +39,11 @@ async def settle(world: World, steps: Steps) -> None:
         await world.oracle.settled()
 
 
-def _end_poison(world: World, steps: Steps) -> None:
+def _end_poison(world: World) -> None:
     transaction = world.server.begin()
     for oid in world.tables:
         transaction.purge(oid)
-    steps.finish(transaction, commits=True)
+    world.finish(transaction, commits=True)
 
 
 async def _help(world: World, steps: Steps, *, failed: bool) -> None:

@@ -62,21 +62,11 @@ class Steps:
                 case "truncate":
                     transaction.truncate([oid] if pick % 2 else self._world.tables)
 
-    def finish(self, transaction: Transaction, *, commits: bool) -> None:
-        """End a transaction."""
-        if commits:
-            names = ", ".join(self._world.server.now(oid).shape.name for oid in transaction.drafts)
-            end = transaction.commit()
-            self._tell(f"the publisher commits transaction {transaction.xid} at {end}: {names or 'nothing'}")
-        else:
-            transaction.abort()
-            self._tell(f"the publisher rolls transaction {transaction.xid} back")
-
     def do_write(self, statements: Statements) -> None:
         """Commit a transaction."""
         transaction = self._world.server.begin()
         self._perform(transaction, statements)
-        self.finish(transaction, commits=True)
+        self._world.finish(transaction, commits=True)
 
     def do_idle(self) -> None:
         """Write WAL that concerns nobody."""
@@ -105,7 +95,7 @@ class Steps:
         """End an open transaction."""
         transaction = self._opened(pick)
         if transaction is not None:
-            self.finish(transaction, commits=commits)
+            self._world.finish(transaction, commits=commits)
 
     def do_prepare(self, pick: int) -> None:
         """PREPARE TRANSACTION, of an open one or a new one."""
@@ -114,7 +104,7 @@ class Steps:
             transaction = self._world.server.begin()
             self._perform(transaction, [("insert", pick, pick), ("update", pick + 1, pick)])
         if transaction.altered:
-            self.finish(transaction, commits=True)
+            self._world.finish(transaction, commits=True)
             return
         self._gids += 1
         transaction.prepare_as(f"g{self._gids}")
@@ -124,13 +114,13 @@ class Steps:
         """COMMIT or ROLLBACK PREPARED."""
         transaction = self._opened(pick, prepared=True)
         if transaction is not None:
-            self.finish(transaction, commits=commits)
+            self._world.finish(transaction, commits=commits)
 
     def do_alter(self, pick: int, what: str) -> None:
         """ALTER TABLE."""
         transaction = self._world.server.begin()
         transaction.alter(self._table(pick), what, pick)
-        self.finish(transaction, commits=True)
+        self._world.finish(transaction, commits=True)
 
     def do_mixed(self, pick: int, what: str, before: Statements, after: Statements) -> None:
         """Change rows, alter the table, and change rows again, in one transaction."""
@@ -138,13 +128,13 @@ class Steps:
         self._perform(transaction, before)
         transaction.alter(self._table(pick), what, pick)
         self._perform(transaction, after)
-        self.finish(transaction, commits=True)
+        self._world.finish(transaction, commits=True)
 
     def do_forget(self, pick: int) -> None:
         """Make walsenders announce a table again, as VACUUM FULL or a GRANT does."""
         transaction = self._world.server.begin()
         transaction.touch(self._table(pick))
-        self.finish(transaction, commits=True)
+        self._world.finish(transaction, commits=True)
 
     def do_poison(self, pick: int) -> None:
         """Commit a transaction with a row that no Delta table holds."""
@@ -155,7 +145,7 @@ class Steps:
         self._perform(transaction, [("insert", pick + 1, pick)])
         self._world.excuses.add("poison")
         tables = set(transaction.drafts)
-        self.finish(transaction, commits=True)
+        self._world.finish(transaction, commits=True)
         assert transaction.outcome is not None
         self._world.poisoned.append((transaction.outcome.start, tables))
 

@@ -24,10 +24,12 @@ from tests.simulation.history import History
 from tests.simulation.lake import ROOT, Lake
 from tests.simulation.life import Life
 from tests.simulation.oracle import Oracle
-from tests.simulation.publisher import Server
+from tests.simulation.publisher import Server, Transaction
 
 SUBSCRIPTION: Final = "s"
 PUBLICATION: Final = "p"
+#: How long a command may wait for running transactions before they end, in virtual seconds.
+_PATIENCE: Final = 120.0
 #: Of a log entry, what the story tells.
 _TOLD: Final = ("relation", "lsn", "until", "reason", "detail", "columns", "chunks", "statement")
 #: What no failure of the world raises.
@@ -111,7 +113,9 @@ class World:
             await subscriptioncmds.execute(session, statement)
 
         main = client.begin(run())
-        await asyncio.wait({main})
+        while not (await asyncio.wait({main}, timeout=_PATIENCE))[0]:
+            # A slot is made when the running transactions have ended, which the history's next steps cannot do meanwhile.
+            self.end_transactions()
         dead = not client.alive
         error = None if main.cancelled() else main.exception()
         client.alive = False
@@ -127,6 +131,21 @@ class World:
     async def alter(self, action: str, *, dies_in: int | None = None) -> PubsubError | None:
         """Let a client carry out ALTER SUBSCRIPTION; return its error."""
         return await self.command(f"ALTER SUBSCRIPTION {SUBSCRIPTION} {action}", dies_in=dies_in)
+
+    def finish(self, transaction: Transaction, *, commits: bool) -> None:
+        """End a transaction of the publisher."""
+        if commits:
+            names = ", ".join(self.server.now(oid).shape.name for oid in transaction.drafts)
+            end = transaction.commit()
+            self.tell(f"the publisher commits transaction {transaction.xid} at {end}: {names or 'nothing'}")
+        else:
+            transaction.abort()
+            self.tell(f"the publisher rolls transaction {transaction.xid} back")
+
+    def end_transactions(self) -> None:
+        """End the publisher's running transactions, prepared ones among them, some by rolling them back."""
+        for transaction in self.server.running():
+            self.finish(transaction, commits=self.chance.random.random() < 0.5)
 
     async def run_orphans(self) -> None:
         """Let the JVMs of dead daemons make their last commits, some time later, until cancelled."""
