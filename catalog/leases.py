@@ -59,24 +59,35 @@ class Fleet:
 class Leases(Holder):
     """The part of the catalog by which daemons divide its subscriptions."""
 
+    async def members(self) -> tuple[tuple[DaemonRow, ...], frozenset[int]]:
+        """Return the daemons that share the catalog, of which this process's is one, and the ids of those that live."""
+        async with self._read() as connection:
+            return await self._members(connection)
+
+    async def _members(self, connection: AsyncConnection) -> tuple[tuple[DaemonRow, ...], frozenset[int]]:
+        assert self._epoch is not None
+        daemons = tuple(await read_daemons(connection))
+        return daemons, frozenset((await connection.execute(_ALIVE)).scalars()) | {self._epoch}
+
     async def fleet(self) -> Fleet:
-        """Return the daemons that share the catalog, of which this process's is one, and their leases."""
+        """Return the same, with the daemons' leases and what there is to be divided."""
         s, p = schema.subscription.c, schema.prepared.c
         assert self._epoch is not None
         async with self._read() as connection:
             weights = {OF_NODE: 0}
             units: dict[int, int] = {}
-            for oid, options in (await connection.execute(select(s.oid, s.options))).all():
-                unit = units[oid] = unit_of(oid, options.get("source"))
+            for oid, source in (await connection.execute(select(s.oid, s.options["source"].as_string()))).all():
+                unit = units[oid] = unit_of(oid, source)
                 weights[unit] = weights.get(unit, 0) + 1
             homes = {
                 units[row.subid]: (row.host, row.directory)
                 for row in (await connection.execute(select(p.subid, p.host, p.directory))).all()
             }
+            daemons, alive = await self._members(connection)
             return Fleet(
                 me=self._epoch,
-                daemons=tuple(await read_daemons(connection)),
-                alive=frozenset((await connection.execute(_ALIVE)).scalars()) | {self._epoch},
+                daemons=daemons,
+                alive=alive,
                 leases=tuple(await read_leases(connection)),
                 units=units,
                 weights=weights,

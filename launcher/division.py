@@ -72,24 +72,24 @@ class _Division:
             for daemon, held in self._held.items():
                 if daemon != to and unit in held:
                     self._move(unit, daemon, to)
-        while move := self._next_move():
+        fixed = self._pinned.keys() | {OF_NODE}
+        movable = {daemon: sorted(held - fixed, reverse=True) for daemon, held in self._held.items()}
+        while move := self._next_move(movable):
             self._move(*move)
+            # What has been moved is not there yet, and is not moved on.
+            movable[move[1]].remove(move[0])
 
-    def _next_move(self) -> tuple[int, int, int] | None:
+    def _next_move(self, movable: dict[int, list[int]]) -> tuple[int, int, int] | None:
         """Return a unit, the daemon that has it, and the one that is to have it."""
         weights, to = self._fleet.weights, self._least()
         for daemon in sorted(self._loads, key=lambda one: (-self._loads[one], one)):
             more = self._loads[daemon] - self._loads[to]
-            movable = [
-                unit for unit in self._held[daemon] - self._pinned.keys() - {OF_NODE} if 0 < weights[unit] < more
-            ]
-            if movable:
-                return max(movable), daemon, to
+            unit = next((one for one in movable[daemon] if 0 < weights[one] < more), None)
+            if unit is not None:
+                return unit, daemon, to
         return None
 
     def _move(self, unit: int, daemon: int, to: int) -> None:
-        # What has been moved is not there yet, and is not moved on.
-        self._held[daemon].discard(unit)
         self._loads[daemon] -= self._fleet.weights[unit]
         self._loads[to] += self._fleet.weights[unit]
         if daemon == self._fleet.me:

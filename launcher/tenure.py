@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -35,23 +36,25 @@ class Tenure:
         self._busy = busy
         # Since when, in monotonic seconds, the locks of daemons have been free.
         self._missing: dict[int, float] = {}
-        # What the last division was made of.
-        self._divided: tuple[int, frozenset[int]] | None = None
+        # What the last division was made of, and the change counter then.
+        self._known: Fleet | None = None
+        self._counter = -1
 
     async def see_to(self, counter: int) -> bool:
         """Do what is to be done now; return whether the catalog was changed.  `counter`: its change counter.
 
         Raises ObjectInUse if this daemon has been expelled, and other PubsubErrors.
         """
-        fleet = await self._catalog.fleet()
+        fleet, is_new = await self._read(counter)
         changed = False
         if self._share.number == 0:
             changed = await self._expel(fleet)
-            if (counter, fleet.ready) != self._divided:
+            if is_new:
                 changed |= await self._divide(fleet)
-                self._divided = counter, fleet.ready
             if changed:
                 fleet = await self._catalog.fleet()
+        # What was changed has moved the counter, so the next call reads it again.
+        self._known, self._counter = fleet, counter
         ours = {one.unit: one for one in fleet.leases if one.daemon == fleet.me}
         leased = frozenset(oid for oid, unit in fleet.units.items() if unit in ours)
         gained = leased - (self._share.leased or frozenset())
@@ -61,6 +64,18 @@ class Tenure:
         self._share.leaving = frozenset(oid for oid in leased if ours[fleet.units[oid]].leaving)
         leaving = {one.unit for one in ours.values() if one.leaving and self._share.has_unit(one.unit)}
         return (bool(leaving) and await self._give_up(fleet, leaving)) or changed
+
+    async def _read(self, counter: int) -> tuple[Fleet, bool]:
+        """Return the fleet, and whether it may have to be divided anew.
+
+        Most calls find nothing moved, and many daemons ask: then only their locks and memory are read, which move no counter.
+        """
+        if self._known is not None and counter == self._counter:
+            daemons, alive = await self._catalog.members()
+            fleet = replace(self._known, daemons=daemons, alive=alive)
+            if fleet.ready == self._known.ready:
+                return fleet, False
+        return await self._catalog.fleet(), True
 
     async def _expel(self, fleet: Fleet) -> bool:
         now = time.monotonic()

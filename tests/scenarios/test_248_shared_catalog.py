@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 import launcher.tenure
 from catalog.database import now
@@ -133,6 +136,28 @@ async def test_they_divide_what_there_is(members: Members) -> None:
     await look(second)
     assert second.has == oids
     assert second.share.is_first
+
+
+async def test_who_looks_in_vain_asks_for_little(members: Members) -> None:
+    """Of fifty daemons with a thousand subscriptions each one looks once a second."""
+    first, second = await members.join(), await members.join()
+    await first.catalog.put_memory(Memory(jvm=1))
+    oids = await subscribe(first.catalog, 4)
+    await look(first, second)
+    assert (first.has, second.has) == (oids, set())
+    asked: list[str] = []
+
+    @event.listens_for(first.catalog._engine.sync_engine, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    await look(first)
+    assert asked
+    assert not [one for one in asked if re.search("FROM pubsub_(subscription|lease)", one)]
+    # What moves no counter is seen all the same: another daemon's Spark has started.
+    await second.catalog.put_memory(Memory(jvm=1))
+    await look(first, second)
+    assert (len(first.has), len(second.has)) == (2, 2)
 
 
 async def test_a_division_that_could_not_be_stored_is_worked_out_again(
