@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import structlog
 
 from apply.batch import Batch
-from catalog.records import Counters, ForeignCommit
+from catalog.figures import Counters
+from catalog.records import ForeignCommit
 from catalog.store import Catalog
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.writers.changeset import Conflicting, Folded

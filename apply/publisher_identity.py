@@ -25,7 +25,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final
 
-from catalog.records import Subscription, Warned
+from catalog.figures import Warned
+from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

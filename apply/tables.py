@@ -29,7 +29,8 @@ from apply.schema_changes.refresh import ColumnRefresh
 from apply.schema_changes.table_renames import Renames, refuse_renamed, use_our_names, use_our_names_of_unnamed
 from apply.staging.destination import Destination, Destinations
 from apply.worker_statistics import PATIENCE
-from catalog.records import LastCommit, Subscription, Warned
+from catalog.figures import Warned
+from catalog.records import LastCommit, Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta.log.other_commits import OtherCommit

@@ -32,7 +32,8 @@ from apply.staging.staged_table import StagedTable
 from apply.tables import ApplyTables, OnUnknownTables
 from apply.twophase import PreparedStore, TwoPhase
 from apply.worker_statistics import Figures
-from catalog.records import Subscription, Warned
+from catalog.figures import Warned
+from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.delta.log.transactions import Transactions

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from apply.batch import Transaction, lag_seconds
-from catalog.records import Warned
+from catalog.figures import Warned
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 # Bins from 1 ms to about 3 hours, 5 % apart, so that percentiles need not keep every transaction's lag.

@@ -9,8 +9,18 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from catalog.records import (
+from catalog.figures import (
     CopyProgress,
+    PublisherStatus,
+    Registration,
+    SubscriptionStats,
+    TableRows,
+    TableStorage,
+    Verification,
+    Warned,
+    WorkerStats,
+)
+from catalog.records import (
     DaemonRow,
     ForeignCommit,
     Lease,
@@ -19,17 +29,9 @@ from catalog.records import (
     PinnedSnapshot,
     PinnedTable,
     PreparedXact,
-    PublisherStatus,
-    Registration,
     Subscription,
     SubscriptionRel,
     SubscriptionSequence,
-    SubscriptionStats,
-    TableRows,
-    TableStorage,
-    Verification,
-    Warned,
-    WorkerStats,
 )
 from catalog.states import RelState
 from pubsub.errors import DataCorrupted

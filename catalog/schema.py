@@ -288,7 +288,7 @@ copy: Final = Table(
     Column("finished", Boolean, nullable=False),
 )
 
-#: How many rows a Delta table holds (catalog.records.TableRows).
+#: How many rows a Delta table holds (catalog.figures.TableRows).
 rows: Final = Table(
     "pubsub_table_rows",
     metadata,
@@ -299,7 +299,7 @@ rows: Final = Table(
     Column("lsn", LsnType, nullable=False),
 )
 
-#: What a Delta table takes on disk (catalog.records.TableStorage).
+#: What a Delta table takes on disk (catalog.figures.TableStorage).
 storage: Final = Table(
     "pubsub_table_storage",
     metadata,
@@ -329,7 +329,7 @@ pinned_snapshot: Final = Table(
     Column("tables", JSON, nullable=False),
 )
 
-#: A Delta table's name in one of Spark's catalogs (catalog.records.Registration).
+#: A Delta table's name in one of Spark's catalogs (catalog.figures.Registration).
 registration: Final = Table(
     "pubsub_table_registration",
     metadata,
@@ -341,7 +341,7 @@ registration: Final = Table(
     Column("error_hint", Text),
 )
 
-#: The last comparison of each table with its publisher's (catalog.records.Verification).
+#: The last comparison of each table with its publisher's (catalog.figures.Verification).
 verification: Final = Table(
     "pubsub_verification",
     metadata,

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from catalog import from_rows, schema
 from catalog.database import Database, now
-from catalog.records import (
+from catalog.figures import (
     CopyProgress,
     Counters,
     PublisherStatus,

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Final
 
 from catalog.beside import shown_oid
-from catalog.records import Registration, State, Subscription, SubscriptionRel, SubscriptionSequence, subscriptions_of
+from catalog.figures import Registration
+from catalog.records import State, Subscription, SubscriptionRel, SubscriptionSequence, subscriptions_of
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from catalog.records import SubscriptionRel, Warned
+from catalog.figures import Warned
+from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from pubsub.setting_tables import DailyWindow
 from pubsub.sql.layout_rules import Pattern, matches

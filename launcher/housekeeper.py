@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from catalog.records import State, SubscriptionRel, TableStorage
+from catalog.figures import TableStorage
+from catalog.records import State, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.share import ALL, Share

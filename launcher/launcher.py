@@ -17,7 +17,8 @@ import structlog
 
 from apply.handover import Handover
 from apply.worker_statistics import Figures
-from catalog.records import OF_SEQUENCES, Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
+from catalog.figures import OF_SEQUENCES, Counters, PublisherStatus, TableRows, WorkerFields
+from catalog.records import Request, Subscription
 from catalog.store import Catalog
 from launcher import standing
 from launcher.failures import traced, typed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from catalog.records import Warned
+from catalog.figures import Warned
 from catalog.store import Catalog
 from launcher.sync_slots import slot_names
 from pubsub.publisher import slots

@@ -13,7 +13,8 @@ from typing import Final
 
 import structlog
 
-from catalog.records import PublisherStatus, Subscription, Warned
+from catalog.figures import PublisherStatus, Warned
+from catalog.records import Subscription
 from catalog.store import Catalog
 from launcher.leftover_slots import leftover_slots
 from launcher.partition_files import PartitionFiles

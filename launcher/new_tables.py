@@ -15,7 +15,8 @@ from typing import Final
 
 import structlog
 
-from catalog.records import NewRelation, Subscription, SubscriptionChanges, Warned
+from catalog.figures import Warned
+from catalog.records import NewRelation, Subscription, SubscriptionChanges
 from catalog.store import Catalog
 from launcher import published_tables
 from launcher.altersubscription import first_connection, follow_names

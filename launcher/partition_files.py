@@ -15,7 +15,8 @@ from typing import Final
 
 import structlog
 
-from catalog.records import SubscriptionRel, Warned
+from catalog.figures import Warned
+from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.fields import number, text, truth

@@ -19,7 +19,8 @@ from typing import Final
 
 import structlog
 
-from catalog.records import Registration, State, SubscriptionRel
+from catalog.figures import Registration
+from catalog.records import State, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import typed

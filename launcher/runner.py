@@ -28,7 +28,8 @@ from apply.isolation import hint_to_resync, will_last
 from apply.publisher_identity import SlotLost
 from apply.worker import ApplyWorker
 from apply.worker_statistics import Figures
-from catalog.records import OF_SEQUENCES, Subscription, SubscriptionRel, TableRows, Warned
+from catalog.figures import OF_SEQUENCES, TableRows, Warned
+from catalog.records import Subscription, SubscriptionRel
 from catalog.store import Catalog
 from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, is_absence, traced, typed

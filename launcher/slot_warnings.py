@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from catalog.records import Warned
+from catalog.figures import Warned
 from pubsub.publisher.locks import LockWait
 from pubsub.publisher.slots import SlotInfo, SlotWait
 from pubsub.sql.options import RESTORE_COMMAND

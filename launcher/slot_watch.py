@@ -10,7 +10,8 @@ from typing import Final
 
 import structlog
 
-from catalog.records import Subscription, Warned
+from catalog.figures import Warned
+from catalog.records import Subscription
 from launcher.slot_warnings import Room, about_slot, about_slot_of_a_copy
 from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from apply.worker_statistics import Figures
-from catalog.records import Warned
+from catalog.figures import Warned
 from launcher import worker_slots
 
 #: From so many seconds on it is told how long a worker's first batch is waited for.

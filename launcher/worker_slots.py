@@ -23,7 +23,7 @@ from typing import Final
 
 import structlog
 
-from catalog.records import Warned
+from catalog.figures import Warned
 
 #: launcher.c's words.
 MESSAGE: Final = "out of logical replication worker slots"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
-from catalog.records import Warned
+from catalog.figures import Warned
 from pubsub.cli.measures import memory_words, size
 from pubsub.errors import PubsubError
 from pubsub.node.node import Node

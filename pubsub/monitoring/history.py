@@ -14,7 +14,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Final
 
-from catalog.records import SubscriptionStats
+from catalog.figures import SubscriptionStats
 from pubsub.monitoring.picture import Picture
 from pubsub.node.status import SubscriptionStatus
 

@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from apply.worker_statistics import Distribution
-from catalog.records import Counters, PublisherStatus, WorkerStats
+from catalog.figures import Counters, PublisherStatus, WorkerStats
 from catalog.states import RelState
 from pubsub import __version__
 from pubsub.memory import resident

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric, StateSetMetricFamily
 
-from catalog.records import PublisherStatus
+from catalog.figures import PublisherStatus
 from pubsub.monitoring.picture import Served
 from pubsub.monitoring.samples import Labels, gauge
 from pubsub.protocol.lsn import Lsn

@@ -11,20 +11,17 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from catalog.records import (
+from catalog.figures import (
     CopyProgress,
     PublisherStatus,
-    State,
-    Subscription,
-    SubscriptionRel,
     SubscriptionStats,
     TableRows,
     TableStorage,
     Verification,
     Warned,
     WorkerStats,
-    subscriptions_of,
 )
+from catalog.records import State, Subscription, SubscriptionRel, subscriptions_of
 from catalog.states import RelState
 from pubsub.memory import Memory
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

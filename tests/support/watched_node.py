@@ -14,15 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from apply.worker_statistics import Changes, Figures
-from catalog.records import (
+from catalog.figures import (
     CopyProgress,
-    DaemonRow,
-    NodeRow,
-    OriginStatus,
     PublisherStatus,
-    State,
-    Subscription,
-    SubscriptionRel,
     SubscriptionStats,
     TableRows,
     TableStorage,
@@ -30,6 +24,7 @@ from catalog.records import (
     Warned,
     WorkerStats,
 )
+from catalog.records import DaemonRow, NodeRow, OriginStatus, State, Subscription, SubscriptionRel
 from catalog.states import RelState
 from pubsub.logs import RecentEvents
 from pubsub.memory import Memory

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from catalog.records import Outcome, SubscriptionRel, Verification
+from catalog.figures import Outcome, Verification
+from catalog.records import SubscriptionRel
 from pubsub.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ LONGEST_SHOWN: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table's result, in the terms of catalog.records.Verification.
+    """One table's result, in the terms of catalog.figures.Verification.
 
     `version`: of the Delta table that was compared.  `expected`: differences that its publications explain, since they do not
     publish every operation, or the option truncate.  `shown`: some of the rows that differ.

@@ -23,7 +23,8 @@ from typing import Any, Final
 import psycopg
 
 from catalog.database import now
-from catalog.records import Outcome, State, Subscription, SubscriptionRel
+from catalog.figures import Outcome
+from catalog.records import State, Subscription, SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.concurrency import finish, uncancelled

@@ -13,19 +13,15 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.database import now
+from catalog.figures import CopyProgress, PublisherStatus, TableRows, TableStorage, Warned
 from catalog.records import (
-    CopyProgress,
     ForeignCommit,
     LastCommit,
     NewRelation,
     NewSequence,
     PinnedSnapshot,
     PinnedTable,
-    PublisherStatus,
     SequenceValue,
-    TableRows,
-    TableStorage,
-    Warned,
 )
 from catalog.states import RelState
 from catalog.store import Catalog

@@ -10,21 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from catalog.figures import CopyProgress, PublisherStatus, Registration, TableRows, TableStorage, Warned
 from catalog.file import read_state
-from catalog.records import (
-    CopyProgress,
-    ForeignCommit,
-    NewRelation,
-    NewSubscription,
-    PinnedSnapshot,
-    PinnedTable,
-    PreparedXact,
-    PublisherStatus,
-    Registration,
-    TableRows,
-    TableStorage,
-    Warned,
-)
+from catalog.records import ForeignCommit, NewRelation, NewSubscription, PinnedSnapshot, PinnedTable, PreparedXact
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.errors import PubsubError

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from catalog.records import SubscriptionRel, Warned
+from catalog.figures import Warned
+from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from launcher.copies_at_once import Chosen, CopiesAtOnce, needs_sync_worker
 from pubsub.setting_tables import DailyWindow

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from catalog.records import SubscriptionRel, SubscriptionSequence, TableStorage
+from catalog.figures import TableStorage
+from catalog.records import SubscriptionRel, SubscriptionSequence
 from catalog.states import RelState
 from launcher import housekeeper
 from launcher.housekeeper import Housekeeper

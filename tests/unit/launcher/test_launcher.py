@@ -16,7 +16,8 @@ import structlog
 
 import launcher.launcher
 from apply.worker_statistics import Figures
-from catalog.records import Command, PublisherStatus, Warned
+from catalog.figures import PublisherStatus, Warned
+from catalog.records import Command
 from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn

@@ -6,7 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from catalog.records import Registration, SubscriptionRel
+from catalog.figures import Registration
+from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from launcher.registrar import Registrar
 from pubsub.setting_tables import SparkSettings

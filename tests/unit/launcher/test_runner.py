@@ -9,7 +9,8 @@ from typing import Any
 
 import launcher.runner
 from apply.handover import Handover
-from catalog.records import SubscriptionRel, Warned
+from catalog.figures import Warned
+from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from launcher.runner import Runner
 from launcher.worker_slots import WorkerSlots

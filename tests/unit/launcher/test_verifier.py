@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from catalog.records import NodeRow, State, Subscription, SubscriptionRel, Verification
+from catalog.figures import Verification
+from catalog.records import NodeRow, State, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher import verifier

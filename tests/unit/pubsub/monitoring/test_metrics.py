@@ -19,16 +19,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from apply.worker_statistics import Changes, Figures
-from catalog.records import (
+from catalog.figures import (
     CopyProgress,
-    DaemonRow,
-    NodeRow,
-    OriginStatus,
     Outcome,
     PublisherStatus,
-    State,
-    Subscription,
-    SubscriptionRel,
     SubscriptionStats,
     TableRows,
     TableStorage,
@@ -36,6 +30,7 @@ from catalog.records import (
     Warned,
     WorkerStats,
 )
+from catalog.records import DaemonRow, NodeRow, OriginStatus, State, Subscription, SubscriptionRel
 from catalog.states import RelState
 from pubsub.errors import PubsubError
 from pubsub.memory import Memory

@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 import pubsub.monitoring
-from catalog.records import SubscriptionStats, WorkerStats
+from catalog.figures import SubscriptionStats, WorkerStats
 from pubsub import logs
 from pubsub.logs import RecentEvents
 from pubsub.monitoring.copies import CopyEnds

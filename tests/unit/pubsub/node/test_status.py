@@ -9,22 +9,17 @@ from typing import Any
 
 from rich.console import Console
 
+from catalog.figures import CopyProgress, PublisherStatus, TableRows, TableStorage, Warned, WorkerStats
 from catalog.records import (
     OF_NODE,
-    CopyProgress,
     DaemonRow,
     ForeignCommit,
     Lease,
     NodeRow,
     OriginStatus,
-    PublisherStatus,
     State,
     Subscription,
     SubscriptionRel,
-    TableRows,
-    TableStorage,
-    Warned,
-    WorkerStats,
 )
 from catalog.states import RelState
 from pubsub.cli.status import picture
