@@ -450,7 +450,7 @@ class CopySession:
         self.life, self.world, self.server = life, world, world.server
         self.pgconn = self
         self._snapshot: Snapshot | None = None
-        self._answer: Answer = []
+        self._answer: Answer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -459,7 +459,7 @@ class CopySession:
 
     def execute(self, sql: bytes | str) -> CopySession:
         text = sql.decode() if isinstance(sql, bytes) else sql
-        self._answer = []
+        self._answer = None
         if text.startswith("SET TRANSACTION SNAPSHOT"):
             name = text.split("'")[1]
             if name not in self.server.snapshots:
@@ -473,9 +473,12 @@ class CopySession:
             self._answer = [] if self.server.now(oid).shape.file == seen else [(str(oid),)]
         elif text == snapshots.END_OF_WAL:
             self._answer = [(str(self.server.end),)]
+        elif "pg_current_wal_flush_lsn()" in text:
+            self._answer = [(True,)]
         return self
 
     def fetchall(self) -> Answer:
+        assert self._answer is not None, "the model of a publisher does not know the query"
         return self._answer
 
     def _describe(self, statement: str) -> None:
