@@ -47,6 +47,7 @@ from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import TableWriters
+from pubsub.processor_time import spent_on
 from pubsub.setting_tables import HousekeepingSettings
 from pubsub.texts import first_line
 
@@ -377,12 +378,14 @@ def _tables_of_sequences(state: State) -> dict[str, SubscriptionRel]:
     }
 
 
+@spent_on("housekeeping", whole=True)
 def _optimize_is_due(log: TableLog, resting: bool) -> bool:
     with log.writing:
         log.refresh()
         return is_due(log, rewritten_here=can_be_rewritten(log), resting=resting)
 
 
+@spent_on("housekeeping", whole=True)
 def _is_managed(log: TableLog) -> bool:
     with log.writing:
         log.refresh()
@@ -395,10 +398,12 @@ def _chosen(log: TableLog, files: Sequence[AddFile], *, worn: bool, resting: boo
     return choose_files(loose, partial(rows_in, log), worn=worn, resting=resting)
 
 
+@spent_on("housekeeping", whole=True)
 def _visited(session: SparkSession, upkeep: Upkeep, clean: bool, resting: bool) -> Visit:
     return upkeep.visit(clean=clean, resting=resting)
 
 
+@spent_on("housekeeping", whole=True)
 def _clean_elsewhere(
     session: SparkSession, path: str, cleaning: Cleaning, opens: float, started: float
 ) -> float | None:

@@ -6,7 +6,7 @@
                R  Settings   the settings have changed in place
                S             drain, and end
     daemon ◄── J             where is the JVM?
-               F  figures    of the apply workers that run, by subscription's oid, once a second
+               F  Told       figures, once a second
                E  event      of the log: method, text, fields
                X  error      why the process ends
 
@@ -19,6 +19,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Final
 
+from apply.worker_statistics import Figures
 from launcher.share import Share
 from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.settings import Settings
@@ -52,6 +53,14 @@ class Answer:
 
     address: JvmAddress | None
     error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The figures of the apply workers that run, by subscription's oid, and what the process has `spent` (processor_time)."""
+
+    figures: dict[int, Figures]
+    spent: dict[str, float]
 
 
 def packed(what: Any) -> bytes:

@@ -19,6 +19,7 @@ from launcher.share import Share
 from launcher.stage_directory import stage_directory
 from pubsub import jars, object_stores, tracing
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, PubsubError
+from pubsub.processor_time import spent, together
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
@@ -161,6 +162,10 @@ class Service:
     def figures(self) -> dict[int, Figures]:
         """Return the figures of the apply workers that run, by subscription's oid."""
         return self.launcher.figures() | self._processes.figures()
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds of processor time that this process and its worker processes have had, by part (processor_time)."""
+        return together(spent(), self._processes.spent())
 
     @property
     def leased(self) -> frozenset[int] | None:

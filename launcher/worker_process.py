@@ -34,6 +34,7 @@ from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import PubsubError
 from pubsub.forks.channel import Channel
+from pubsub.processor_time import spent
 from pubsub.settings import Settings
 from pubsub.stacks import tell_when_asked
 
@@ -109,7 +110,7 @@ class WorkerProcess:
         while True:
             await asyncio.sleep(_FIGURES)
             if self._channel.is_clear:
-                self._channel.send(p.FIGURES, p.packed(launcher.figures()))
+                self._channel.send(p.FIGURES, p.packed(p.Told(launcher.figures(), spent())))
 
     def _message(self, kind: bytes, contents: bytes, _files: list[int]) -> None:
         if kind == p.TASK:

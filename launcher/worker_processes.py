@@ -30,6 +30,7 @@ from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.forks import fence
 from pubsub.forks.channel import Channel
 from pubsub.memory import resident
+from pubsub.processor_time import together
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class _Process:
         self.process = process
         self.channel = channel
         self.figures: dict[int, Figures] = {}
+        self.spent: dict[str, float] = {}
         self.failure: PubsubError | None = None
 
 
@@ -71,6 +73,8 @@ class WorkerProcesses:
         self._spark = spark
         self._running: dict[int, _Process] = {}
         self._stopping = asyncio.Event()
+        # The processor time of those that have ended.
+        self._spent: dict[str, float] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._lock = lock
         # What ends them with this process, however it ends.
@@ -90,6 +94,10 @@ class WorkerProcesses:
     def figures(self) -> dict[int, Figures]:
         """Return the figures of their apply workers, by subscription's oid."""
         return {oid: one for process in self._running.values() for oid, one in process.figures.items()}
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds of processor time that they have had, also those that have ended, by part (processor_time)."""
+        return together(self._spent, *(one.spent for one in self._running.values()))
 
     def memory(self) -> int:
         """Return the bytes of memory that they take."""
@@ -150,6 +158,7 @@ class WorkerProcesses:
             code = await self._until_ended(running)
         finally:
             del self._running[number]
+            self._spent = together(self._spent, running.spent)
             running.channel.close()
         return running.failure or PubsubError(f"it has ended with exit code {code}")
 
@@ -196,7 +205,8 @@ class WorkerProcesses:
 
     def _message(self, running: _Process, kind: bytes, contents: bytes) -> None:
         if kind == p.FIGURES:
-            running.figures = p.unpacked(contents)
+            told: p.Told = p.unpacked(contents)
+            running.figures, running.spent = told.figures, told.spent
         elif kind == p.EVENT:
             method, fields = p.unpacked(contents)
             _log(method, fields)

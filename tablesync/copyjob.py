@@ -41,6 +41,7 @@ from pubsub.delta.table import (
 )
 from pubsub.delta.writers import arrow_writer, copy_chunks
 from pubsub.delta.writers.choose_writer import refuse_statement
+from pubsub.processor_time import spent_on
 from pubsub.protocol.column_types import is_nested, spark_ddl
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.copy_out import Cut
@@ -207,6 +208,7 @@ def _copy_by_statement(
         raise violation from error
 
 
+@spent_on("copying", whole=True)
 def copy_in_thread(
     transactions: Transactions, source: CopySource, table: TargetTable, record: Commit, plan: CopyPlan, cut: Cut
 ) -> int | None:

@@ -49,6 +49,7 @@ from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
 from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.errors import ProtocolViolation, PubsubError, StartAgain
+from pubsub.processor_time import spent_on
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
@@ -299,6 +300,7 @@ class Pipeline:
             case _:
                 assert_never(waiting)
 
+    @spent_on("receiving")
     def _take(self, frames: Sequence[bytes]) -> None:
         now = time.monotonic()
         dispatcher, figures = self.dispatcher, self.figures

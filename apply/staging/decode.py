@@ -22,6 +22,7 @@ from pubsub import masking
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.masks import Masks
+from pubsub.processor_time import spent_on
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.arrow_arrays import nulls, repeated
 from pubsub.protocol.lsn import Lsn
@@ -100,6 +101,7 @@ def under_messages(
     return found
 
 
+@spent_on("decoding")
 def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[list[rows.Changes], bool]:
     """Decode the frames that the table gets, in order; also return whether old rows are whole (FULL, in a table without a key).
 

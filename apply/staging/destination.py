@@ -20,6 +20,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Conflicting, Folded, Present
 from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
+from pubsub.processor_time import spent_on
 from pubsub.protocol import pgoutput
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
@@ -129,6 +130,7 @@ class RowInTheWay(Exception):
         self.destination = destination
 
 
+@spent_on("folding")
 def folded_for(
     destination: Destination,
     changes: Changes,

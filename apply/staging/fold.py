@@ -57,6 +57,7 @@ from pubsub.delta.writers.changeset import (
     Folded,
     Present,
 )
+from pubsub.processor_time import spent_on
 from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 
@@ -64,6 +65,7 @@ from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 SHOWN: Final = 10
 
 
+@spent_on("folding")
 def fold(
     changes: Changes,
     key: Sequence[str] | None,

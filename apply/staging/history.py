@@ -14,10 +14,12 @@ from apply.staging.row_codes import comparable
 from pubsub.delta import change_rows
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.changeset import Folded
+from pubsub.processor_time import spent_on
 from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, UPDATE, Changes
 
 
+@spent_on("folding")
 def history(changes: Changes | None, batch: Batch, table: TargetTable, emptied: Sequence[Truncation] = ()) -> Folded:
     """Return the rows that these changes, and these TRUNCATEs, are in the table's history."""
     pieces = []

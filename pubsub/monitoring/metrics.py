@@ -32,7 +32,7 @@ from prometheus_client.utils import floatToGoString
 from apply.worker_statistics import Distribution
 from catalog.figures import Counters, PublisherStatus, WorkerStats
 from catalog.states import RelState
-from pubsub import __version__
+from pubsub import __version__, processor_time
 from pubsub.memory import resident
 from pubsub.monitoring.picture import Live, Picture, Served
 from pubsub.monitoring.samples import Labels, Sample, counter, gauge
@@ -160,6 +160,14 @@ def _process(picture: Picture) -> Iterator[Metric]:
         (),
         [((), resident(picture.jvm_pid))],
     )
+    yield counter(
+        "pubsub_jvm_processor_seconds",
+        "Processor time of Spark's JVM, while it runs.",
+        (),
+        [((), processor_time.of_process(picture.jvm_pid))],
+    )
+    spent = [((part,), picture.spent[part]) for part in processor_time.PARTS if part in picture.spent]
+    yield counter("pubsub_processor_seconds", "Processor time of the daemon's Python, by part.", ("part",), spent)
     # As the daemon measured it last: the JVM is not asked for each look.
     memory = picture.status.memory
     for name, text in _HEAP.items():

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from apply.worker_statistics import Changes, Distribution, Figures
@@ -100,6 +100,8 @@ class Picture:
     served: Served = Served()
     jvm_pid: int | None = None
     verify_interval: float = 0.0
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """The daemon's processor time, by part (processor_time)."""
     leased: frozenset[int] | None = None
     """The oids of the subscriptions that this daemon has, where several share the catalog."""
 
@@ -137,5 +139,6 @@ class Pictures:
         jvm = service.engine.jvm_pid if service is not None else None
         served = Served.of(self._doors.publisher if self._doors is not None else None, self._backend)
         leased = service.leased if service is not None else None
+        spent = service.spent() if service is not None else {}
         every = self._node.settings.verify.interval
-        return Picture(state, from_state(state, os.getpid()), live, served, jvm, every, leased)
+        return Picture(state, from_state(state, os.getpid()), live, served, jvm, every, spent, leased)

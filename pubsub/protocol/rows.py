@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
+from pubsub.processor_time import spent_on
 from pubsub.protocol.arrow_arrays import Bytes, Mask, contents, nulls, slices
 from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.binary.single_values import BinaryTypes
@@ -118,6 +119,7 @@ class InvalidField(InvalidValue):
         self.key = key
 
 
+@spent_on("decoding")
 def split_by_relation(blocks: Iterable[Block], first_seq: int = 0) -> dict[int, list[RowFrames]]:
     """Find each relation's row changes in the blocks; return them by relation oid, in order of arrival.
 

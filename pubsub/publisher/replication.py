@@ -20,6 +20,7 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, ObjectInUse, ProtocolViolation, PublisherError
+from pubsub.processor_time import spent_on
 from pubsub.protocol import commands
 from pubsub.protocol.copyboth import StatusUpdate, pg_now, write_client_message
 from pubsub.protocol.lsn import Lsn
@@ -266,6 +267,7 @@ class ReplicationStream:
             await self._connection.close()
             raise
 
+    @spent_on("receiving")
     def _take(self, max_bytes: int) -> tuple[list[bytes], int]:
         """Take the frames that libpq has buffered.  The hottest loop of all."""
         self._connection.check_open()
@@ -286,6 +288,7 @@ class ReplicationStream:
             self._ended = True
         return frames, size
 
+    @spent_on("receiving")
     def _read(self, max_bytes: int) -> tuple[list[bytes], int]:
         """Read from the socket, without waiting, and take the frames."""
         self._connection.check_open()

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from pubsub.processor_time import PARTS
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.ports import Port
@@ -118,6 +119,11 @@ def test_a_daemon_is_seen_and_nothing_that_looks_disturbs_it(watched: Subscribed
     assert value(found, "pubsub_table_rows", subname=name, relation="public.a") == count
     assert value(found, "pubsub_publisher_up", subname=name) == 1
     assert (value(found, "pubsub_jvm_resident_memory_bytes") or 0) > 50 << 20
+    assert (value(found, "pubsub_jvm_processor_seconds_total") or 0) > 1
+    for part in PARTS:
+        spent = value(found, "pubsub_processor_seconds_total", part=part)
+        assert spent is not None
+        assert spent > 0 or part in ("copying", "housekeeping"), part
     wait_until(lambda: value(scrape(daemon), "pubsub_jvm_heap_used_bytes") is not None, "the heap to be measured")
     found = scrape(daemon)
     used, committed, most = (value(found, f"pubsub_jvm_heap_{one}_bytes") or 0 for one in ("used", "committed", "max"))

@@ -29,6 +29,7 @@ from pubsub.delta.log import durable_files
 from pubsub.delta.log.transactions import Action
 from pubsub.delta.places import Place, StorePath, place
 from pubsub.delta.table import TargetTable
+from pubsub.processor_time import spent_on
 
 # The most rows of one data file, and the number of rows from which two files are written in parallel.
 _FILE_ROWS: Final = 1 << 20
@@ -98,6 +99,7 @@ def remove_copy(path: str, name: str, but: Iterable[str] = ()) -> None:
     remove(file for file in place(path).rglob(f"part-*-{name}*-c*.zstd.parquet") if file.name not in kept)
 
 
+@spent_on("writing")
 def write(
     table: TargetTable,
     parts: Iterable[pa.Table],

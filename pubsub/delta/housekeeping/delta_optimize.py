@@ -19,6 +19,7 @@ from delta.tables import DeltaTable
 from pubsub.delta.housekeeping.choose_files import SMALL_BYTES
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.spark.jvm_transactions import CONFLICTS
+from pubsub.processor_time import spent_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,7 @@ def enough(files: int, *, resting: bool) -> bool:
     return files >= (_MERGE_AT_REST if resting else _MERGE)
 
 
+@spent_on("housekeeping", whole=True)
 def optimize(session: SparkSession, path: str) -> bool | None:
     """Run it; return whether it has rewritten files, None if a batch was in its way.  Raises what Spark raises."""
     try:

@@ -14,6 +14,7 @@ from typing import Final
 
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Conflict, Operation
+from pubsub.processor_time import spent_on
 
 FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"
@@ -37,6 +38,7 @@ def changed(properties: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(properties.get(name) == record.get(name) for name in (FILES, LOG))
 
 
+@spent_on("housekeeping", whole=True)
 def follow_settings(log: TableLog, wanted: Mapping[str, str]) -> bool:
     """Give the table the `wanted` properties if it follows the settings; return whether it was altered.
 

@@ -39,6 +39,7 @@ from pubsub.delta.places import Place
 from pubsub.delta.table import SOURCE, TargetTable, mark_of
 from pubsub.delta.versions import VALID_TO_LSN
 from pubsub.delta.writers.arrow_writer import remove_action, row_count
+from pubsub.processor_time import spent_on
 
 _NONE: Positions = np.empty(0, np.int64)
 
@@ -57,6 +58,7 @@ class _Source:
     begin: int
 
 
+@spent_on("housekeeping", whole=True)
 def rewrite(
     log: TableLog, load: Callable[[], TargetTable], choose: Callable[[Sequence[AddFile]], Sequence[AddFile]]
 ) -> bool:

@@ -23,6 +23,7 @@ from pyroaring import BitMap64
 from pubsub.delta.log import durable_files
 from pubsub.delta.places import Place, StorePath, is_reached, read_at
 from pubsub.errors import DataCorrupted, FeatureNotSupported
+from pubsub.processor_time import spent_on
 
 _MAGIC: Final = struct.pack("<i", 1681511377)
 _VERSION: Final = b"\x01"
@@ -99,6 +100,7 @@ def file_of(table: Place, descriptor: Mapping[str, Any]) -> Place | None:
     raise FeatureNotSupported(f'a deletion vector stored as "{kind}" at "{place}" cannot be read')
 
 
+@spent_on("writing")
 def write(table: Place, bitmaps: Sequence[BitMap64]) -> tuple[Place, list[dict[str, Any]]]:
     """Write all `bitmaps` to one new file, durably; return its path and the descriptors for the log.
 

@@ -40,6 +40,7 @@ from pubsub.delta.log.transactions import (
 )
 from pubsub.delta.places import Place, StorePath, place
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
+from pubsub.processor_time import spent_on
 
 _CLUSTERING: Final = "delta.clustering"
 # So many commits are read in a second or two.
@@ -187,6 +188,7 @@ class TableLog:
         """The applications that have transactions in the table."""
         return self._state.versions_of_applications.keys()
 
+    @spent_on("log")
     def refresh(self) -> None:
         """Replay the commits made since the last refresh.
 
@@ -253,6 +255,7 @@ class TableLog:
         enabled = self.properties.get("delta.enableDeletionVectors", "").lower() == "true"
         return enabled and "deletionVectors" in (self.protocol.get("readerFeatures") or ())
 
+    @spent_on("log")
     def commit(
         self,
         actions: Sequence[Action],

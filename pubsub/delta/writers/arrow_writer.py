@@ -52,6 +52,7 @@ from pubsub.delta.writers.changeset import (
 from pubsub.delta.writers.expectations import Inserted
 from pubsub.delta.writers.leaving_rows import Gone, by_file, ended, marked
 from pubsub.errors import NotInPrerequisiteState, Overtaken
+from pubsub.processor_time import spent_on
 from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.lsn import Lsn
 
@@ -350,6 +351,7 @@ def _write(log: TableLog, table: TargetTable, changes: _Changes, rows: Iterable[
     changes.actions += added
 
 
+@spent_on("finding")
 def _leaving(staged: DirectStaged) -> _Leaving:
     """Find the rows that leave, unless that was done for this version, or these files.  Raises NotAsExpected."""
     log, table, known = staged.log, staged.table, staged.leaving
@@ -378,6 +380,7 @@ def _leaving(staged: DirectStaged) -> _Leaving:
     return known
 
 
+@spent_on("finding")
 def _find_copies(log: TableLog, staged: DirectStaged) -> Sequence[Found]:
     """Find, for each removed row, as many equal rows as were removed, in any files.  Raises NotAsExpected if there are fewer."""
     assert staged.removed is not None
@@ -543,6 +546,7 @@ def _unmasked(table: TargetTable, masked: pa.Table, old: pa.Table) -> pa.Table:
     return pa.table(columns, names=table.schema.names)
 
 
+@spent_on("finding")
 def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt.NDArray[np.bool_]:
     """Mark the masked images of a batch folded as upserts that cannot be completed from the table.
 

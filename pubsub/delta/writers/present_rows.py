@@ -17,6 +17,7 @@ from pubsub.delta.files.sought_rows import find
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.table import TargetTable, query
 from pubsub.delta.writers.changeset import OURS, THEIRS
+from pubsub.processor_time import spent_on
 from pubsub.protocol.arrow_arrays import Indices
 
 
@@ -46,6 +47,7 @@ class TablePresent:
         self._asked.append((asked, answer, whole))
         return answer
 
+    @spent_on("finding")
     def _look(self, asked: pa.Table, *, whole: bool) -> Indices:
         wanted = KeySet(asked, whole=whole)
         answer = np.zeros(len(wanted), np.int64)

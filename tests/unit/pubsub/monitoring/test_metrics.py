@@ -120,6 +120,7 @@ def picture(**changes: Any) -> Picture:
         Served((("walsender", slot),), (("node", {**stream, "sent_lsn": "0/10", "flush_lsn": None}),), 0x700),
         os.getpid(),
         86400.0,
+        {"folding": 1.5, "other": 20.0},
     )
     return replace(found, **changes)
 
@@ -180,6 +181,9 @@ def test_prometheus_parser_reads_what_the_catalog_and_the_workers_know() -> None
     assert (value(found, "process_resident_memory_bytes") or 0) > 1 << 20
     heap = [value(found, f"pubsub_jvm_heap_{one}_bytes") for one in ("used", "committed", "max")]
     assert heap == [100 << 20, 500 << 20, 2 << 30]
+    assert value(found, "pubsub_processor_seconds_total", part="folding") == 1.5
+    assert value(found, "pubsub_processor_seconds_total", part="other") == 20
+    assert (value(found, "pubsub_jvm_processor_seconds_total") or 0) > 0
 
 
 def test_the_older_text_has_the_same_and_browsers_get_it() -> None:
