@@ -77,9 +77,13 @@ crash: setup ## ROUNDS (100) of random crashes of real servers, daemons and JVMs
 mutants: setup ## planted faults that docs/mutants.md has no result of, for MINUTES (600) at most
 	@exec $(BIN)/python -m tests.mutants --minutes $(MINUTES)
 
-bench: setup ## speed beside PostgreSQL's own subscriber and pg_recvlogical
+bench: setup ## speed beside PostgreSQL's own subscriber and pg_recvlogical; where processor time goes; modes, tenants, processes, daemons
 	@$(BIN)/python -m bench
 	@$(BIN)/python -m bench.fanout
+	@$(BIN)/python -m bench.budget
+	@$(BIN)/python -m bench.modes
+	@$(BIN)/python -m bench.processes
+	@$(BIN)/python -m bench.shared_catalog
 
 lint: base ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .

@@ -59,6 +59,18 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, words[11:15])) / _TICK if words else 0.0
 
 
+def threads(pid: int) -> list[tuple[str, float]]:
+    """Return the name of each thread that a process has now, and its processor time."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            name, _, words = task.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        found.append((name, sum(map(int, words.split()[11:13])) / _TICK))
+    return found
+
+
 def peak_memory(pid: int) -> int:
     """Return a process's peak resident memory since it started, or since `forget_peak`."""
     return _status_kilobytes(pid, "VmHWM")

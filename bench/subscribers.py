@@ -126,7 +126,7 @@ class Stock:
 
     def disable(self, data: Dataset) -> None:
         self._execute(data, f"ALTER SUBSCRIPTION {self._subscription(data)} DISABLE")
-        _wait(
+        wait(
             lambda: (
                 not self.server.query(
                     f"SELECT 1 FROM pg_stat_subscription WHERE subname = '{self._subscription(data)}' AND pid IS NOT NULL",
@@ -193,18 +193,20 @@ class Stock:
                 ).fetchone()
                 return row is not None and row[0] == row[1] == len(data.tables)
 
-            _wait(done, timeout, "the stock subscriber's tables are not ready", self.failure)
+            wait(done, timeout, "the stock subscriber's tables are not ready", self.failure)
 
 
 class Ours:
     """`pubsub daemon` in its own directory, controlled through the node's catalog like the command line."""
 
-    def __init__(self, publisher: EmbeddedPostgres, home: Path, name: str, settings: str = "") -> None:
-        """`name`: of its subscriptions.  `settings`: further ones, as in pubsub.toml."""
+    def __init__(
+        self, publisher: EmbeddedPostgres, home: Path, name: str, settings: str = "", *, polls: bool = True
+    ) -> None:
+        """`name`: of its subscriptions.  `settings`: further ones, as in pubsub.toml.  `polls`: often, for commands."""
         self.name = name
         self._publisher = publisher
         self.home = home
-        self._settings = _SETTINGS + settings
+        self._settings = (_SETTINGS if polls else "") + settings
         self._watcher: subprocess.Popen[str] | None = None
         self._runner = asyncio.Runner()
         self._node: Node | None = None
@@ -249,22 +251,22 @@ class Ours:
 
     def create(self, data: Dataset) -> None:
         conninfo = sql.Literal(self._publisher.conninfo(data.database)).as_string(None)
-        self._execute(
+        self.execute(
             f"CREATE SUBSCRIPTION {self._subscription(data)} CONNECTION {conninfo} PUBLICATION {data.publication}"
         )
         self._paths[data.database] = [place(relation.path) for relation in self._relations(data)]
 
     def drop(self, data: Dataset) -> None:
-        self._execute(f"DROP SUBSCRIPTION {self._subscription(data)}")
+        self.execute(f"DROP SUBSCRIPTION {self._subscription(data)}")
         self._oids.pop(data.database, None)
         for path in self._paths.pop(data.database):
             remove_tree(path)
 
     def enable(self, data: Dataset) -> None:
-        self._execute(f"ALTER SUBSCRIPTION {self._subscription(data)} ENABLE")
+        self.execute(f"ALTER SUBSCRIPTION {self._subscription(data)} ENABLE")
 
     def disable(self, data: Dataset) -> None:
-        self._execute(f"ALTER SUBSCRIPTION {self._subscription(data)} DISABLE")
+        self.execute(f"ALTER SUBSCRIPTION {self._subscription(data)} DISABLE")
 
     def wait_until_copied(self, data: Dataset, timeout: float) -> None:
         self._wait_for_states(data, "sr", timeout)
@@ -274,7 +276,7 @@ class Ours:
 
     def applied(self, data: Dataset) -> Lsn:
         statement = f"SELECT remote_lsn FROM {schema.origin.name} WHERE subid = ? AND relid = 0"
-        rows = self._catalog_rows(statement, self._oid(data))
+        rows = self.catalog_rows(statement, self._oid(data))
         return Lsn.parse(rows[0][0]) if rows else INVALID_LSN
 
     def difference(self, data: Dataset) -> str | None:
@@ -310,7 +312,8 @@ class Ours:
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self._runner.run(work)
 
-    def _execute(self, statement: str) -> None:
+    def execute(self, statement: str) -> None:
+        """Run a statement on the node."""
         try:
             self._run(self._open.execute(statement))
         except PubsubError as error:
@@ -329,7 +332,7 @@ class Ours:
             self._oids[data.database] = subscription.oid
         return self._oids[data.database]
 
-    def _catalog_rows(self, statement: str, *values: int) -> list[tuple[Any, ...]]:
+    def catalog_rows(self, statement: str, *values: int) -> list[tuple[Any, ...]]:
         """Query the catalog's file directly: polling must cost almost nothing, and the async engine would cost more."""
         if self._reader is None:
             self._reader = sqlite3.connect(f"file:{self.home}/catalog.db?mode=ro", uri=True, isolation_level=None)
@@ -339,9 +342,9 @@ class Ours:
         statement = f"SELECT state FROM {schema.relation.name} WHERE subid = ?"
 
         def done() -> bool:
-            return all(state in states for (state,) in self._catalog_rows(statement, self._oid(data)))
+            return all(state in states for (state,) in self.catalog_rows(statement, self._oid(data)))
 
-        _wait(done, timeout, "the node's tables are not ready", self.failure)
+        wait(done, timeout, "the node's tables are not ready", self.failure)
 
     def failure(self) -> str:
         try:
@@ -378,7 +381,7 @@ class Ours:
                 raise Failed(f"the daemon ended\n{self.read_log()[-4000:]}")
             return running_daemon(self.home) == self.pid
 
-        _wait(started, _PATIENCE, "the daemon did not start", self.read_log)
+        wait(started, _PATIENCE, "the daemon did not start", self.read_log)
 
     def _stop_daemon(self) -> None:
         if self._watcher is None:
@@ -410,7 +413,8 @@ def _checksum(server: EmbeddedPostgres, database: str, table: str) -> tuple[Any,
     )[0]
 
 
-def _wait(done: Callable[[], bool], timeout: float, what: str, why: Callable[[], str] = lambda: "") -> None:
+def wait(done: Callable[[], bool], timeout: float, what: str, why: Callable[[], str] = lambda: "") -> None:
+    """Wait until `done`; raise Failed, which says `what` has not come, after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
         if time.monotonic() > deadline:
