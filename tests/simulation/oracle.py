@@ -38,9 +38,10 @@ class Oracle:
         self.violations: list[str] = []
         self.contents = Contents(world.lake.files)
         self._world = world
-        # By table: the versions of its applications; what other writers have deleted; whether it may differ until its next copy.
+        # By table: the versions of its applications; the keys of rows that other writers have deleted, each with the table's version
+        # then; whether it may differ until its next copy.
         self.versions: dict[str, dict[str, Lsn]] = {}
-        self.deleted: dict[str, set[int]] = {}
+        self._deleted: dict[str, dict[int, Lsn]] = {}
         self.differs: set[str] = set()
         self._whole_from: dict[str, Lsn] = {}
         self._checked = INVALID_LSN
@@ -48,7 +49,7 @@ class Oracle:
     def forget(self, path: str) -> None:
         """Forget a table that was moved away."""
         self.contents.forget(path)
-        for known in (self.versions, self.deleted, self._whole_from):
+        for known in (self.versions, self._deleted, self._whole_from):
             known.pop(path, None)
         self.differs.discard(path)
 
@@ -76,7 +77,7 @@ class Oracle:
         )
         if earlier is None:
             self.differs.discard(path)
-            self.deleted.pop(path, None)
+            self._deleted.pop(path, None)
         held[app_id] = last
         until = Lsn.parse(metadata["until"]) if "until" in metadata else INVALID_LSN
         if until:
@@ -93,10 +94,11 @@ class Oracle:
         """Require that the table holds the publisher's rows at `at`: those of the server that has it now, or had it."""
         rows = self.rows(path)
         servers = [server for server in self._world.lineage if relid in server.states and at <= server.end]
-        if any(not self._difference(path, rows, server.at(relid, at)) for server in servers):
+        if any(not self._difference(path, rows, server, server.at(relid, at)) for server in servers):
             return
-        state = servers[-1].at(relid, at) if servers else None
-        difference = "nobody has such an LSN" if state is None else self._difference(path, rows, state)
+        difference = "nobody has such an LSN"
+        if servers:
+            difference = self._difference(path, rows, servers[-1], servers[-1].at(relid, at))
         self.require(False, f"{_name(path)} at {at} differs: {difference}")
 
     def rows(self, path: str, version: int | None = None) -> list[dict[str, Any]]:
@@ -104,10 +106,28 @@ class Oracle:
         found = self.contents.rows(path, version)
         return [row for row in found if not (isinstance(row.get("id"), int) and row["id"] >= FOREIGN_KEY)]
 
-    def _difference(self, path: str, rows: list[dict[str, Any]], state: State) -> str:
+    def deletes(self, path: str, key: int) -> None:
+        """Note that another writer deletes the row with this key."""
+        at = max(self.versions.get(path, {}).values(), default=INVALID_LSN)
+        self._deleted.setdefault(path, {}).setdefault(key, at)
+
+    def _missing_keys(self, path: str, relid: int, server: Server) -> set[int]:
+        """Return the keys that the table may lack, since another writer has deleted rows: their UPDATEs insert none."""
+        missing: set[int] = set()
+        for key, since in self._deleted.get(path, {}).items():
+            keys = {key}
+            for record in server.wal:
+                change = record.change
+                if record.end > since and change is not None and change.oid == relid and change.old and change.new:
+                    old, new = (int(row[1] or 0) for row in (change.old, change.new))
+                    keys |= {new} if old in keys else set()
+            missing |= keys
+        return missing
+
+    def _difference(self, path: str, rows: list[dict[str, Any]], server: Server, state: State) -> str:
         """Return how the rows differ from the publisher's, in the columns that both have."""
         columns = [c for c in state.shape.columns if not rows or c.name in rows[0]]
-        deleted = self.deleted.get(path, set())
+        deleted = self._missing_keys(path, state.shape.oid, server)
 
         def published(number: int, text: str | None, kind: int) -> Any:
             return int(text) if text is not None and kind == INT8 else text
@@ -157,7 +177,7 @@ class Oracle:
         relations = world.store.rows(_RELATIONS)
         for relid, _, _, generation, path, _ in relations:
             self.require(relid in server.states, f"{path} is of no table")
-            difference = self._difference(path, self.rows(path), server.now(relid))
+            difference = self._difference(path, self.rows(path), server, server.now(relid))
             self.require(not difference, f"{_name(path)} differs in the end: {difference}")
             for app in self.versions.get(path, {}):
                 self.require(
@@ -181,13 +201,13 @@ class Oracle:
                     self.require(False, f"there is no snapshot at {at}")
                 continue
             for name, (version, path) in found.tables.items():
-                if path in self.differs or self.deleted.get(path):
+                if path in self.differs or self._deleted.get(path):
                     continue
                 relid = relids[name]
                 rows = self.rows(path, version)
                 ends = [s for s in self._world.lineage if found.lsn <= s.end]
-                if not any(not self._difference(path, rows, server.at(relid, found.lsn)) for server in ends):
-                    difference = self._difference(path, rows, ends[-1].at(relid, found.lsn))
+                if not any(not self._difference(path, rows, server, server.at(relid, found.lsn)) for server in ends):
+                    difference = self._difference(path, rows, ends[-1], ends[-1].at(relid, found.lsn))
                     self.require(False, f"the snapshot of {found.lsn} is not whole: {name} differs: {difference}")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -468,11 +468,12 @@ class Server:
             frozenset(self.transactions),
         )
 
-    async def until_ended(self, transactions: Iterable[Transaction]) -> None:
-        """Wait until these have ended."""
+    async def until_ended(self, transactions: Iterable[Transaction], check: Callable[[], None]) -> None:
+        """Wait until these have ended, or `check` fails: the connection may break."""
         waiting = {one.xid for one in transactions}
         while waiting & self.transactions.keys():
             await self.grown.wait()
+            check()
 
     def cut(self) -> None:
         """Break every connection."""

@@ -164,7 +164,7 @@ class Session:
             raise PublisherError(f'replication slot "{command.slot}" already exists', sqlstate="42710")
         slot = server.slots[command.slot] = Slot(command.slot, server.end, failover=command.failover, user=self)
         try:
-            await server.until_ended(server.running())
+            await server.until_ended(server.running(), self.check_open)
             await self._step()
         except BaseException:
             server.slots.pop(command.slot, None)

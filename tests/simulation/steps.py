@@ -359,7 +359,7 @@ class Steps:
         left = rows.filter(pc.not_equal(rows.column("id"), gone))
         added = data_files.write(table, [left]) if left.num_rows else []
         self._tell(f"another writer deletes the row {gone} of {table.path.rpartition('/')[2]}")
-        self._world.oracle.deleted.setdefault(table.path, set()).add(gone.as_py())
+        self._world.oracle.deletes(table.path, gone.as_py())
         self._commit(log, [*added, arrow_writer.remove_action(file, 0)], Operation.WRITE)
 
     async def do_disable(self, pick: int) -> None:

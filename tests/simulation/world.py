@@ -203,6 +203,10 @@ class World:
             yield "the subscription is not enabled"
         if self.store.rows("SELECT paused FROM pubsub_subscription") != [(None,)]:
             yield "the subscription is paused"
+        slot = self.server.slots.get(SUBSCRIPTION)
+        if slot is None or slot.user is None:
+            # Its origin may be an LSN of a server that is no more.
+            yield "the publisher is not followed"
         published = self.server.publications[PUBLICATION]
         relations = self.relations()
         if {relid for relid, *_ in relations} != published:
