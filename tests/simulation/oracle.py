@@ -42,6 +42,8 @@ class Oracle:
         # then; whether it may differ until its next copy.
         self.versions: dict[str, dict[str, Lsn]] = {}
         self._deleted: dict[str, dict[int, Lsn]] = {}
+        # The tables of which they ever have: versions of before a copy lack the rows still.
+        self._lacking: set[str] = set()
         self.differs: set[str] = set()
         self._whole_from: dict[str, Lsn] = {}
         self._checked = INVALID_LSN
@@ -52,6 +54,7 @@ class Oracle:
         for known in (self.versions, self._deleted, self._whole_from):
             known.pop(path, None)
         self.differs.discard(path)
+        self._lacking.discard(path)
 
     def require(self, holds: object, what: str) -> None:
         """Note a violation unless `holds`."""
@@ -110,6 +113,7 @@ class Oracle:
         """Note that another writer deletes the row with this key."""
         at = max(self.versions.get(path, {}).values(), default=INVALID_LSN)
         self._deleted.setdefault(path, {}).setdefault(key, at)
+        self._lacking.add(path)
 
     def _missing_keys(self, path: str, relid: int, server: Server) -> set[int]:
         """Return the keys that the table may lack, since another writer has deleted rows: their UPDATEs insert none."""
@@ -201,7 +205,7 @@ class Oracle:
                     self.require(False, f"there is no snapshot at {at}")
                 continue
             for name, (version, path) in found.tables.items():
-                if path in self.differs or self._deleted.get(path):
+                if path in self.differs or path in self._lacking:
                     continue
                 relid = relids[name]
                 rows = self.rows(path, version)

@@ -51,7 +51,7 @@ async def _help(world: World, steps: Steps, *, failed: bool) -> None:
     if not world.enabled():
         await world.alter("ENABLE")
     if {relid for relid, *_ in world.relations()} != world.server.publications[PUBLICATION]:
-        await world.alter("REFRESH PUBLICATION")
+        await _refresh(world)
     error, hint = world.failure()
     if failed and hint is not None and "every table" in hint:
         allowed = world.excuses & {"failover", "slot"}
@@ -71,7 +71,15 @@ async def _help(world: World, steps: Steps, *, failed: bool) -> None:
                 return
 
 
+async def _refresh(world: World) -> None:
+    error = await world.alter("REFRESH PUBLICATION")
+    if error is not None and "copy_data = false" in (error.hint or ""):
+        known = {relid for relid, *_ in world.relations()}
+        await world.alter("REFRESH PUBLICATION WITH (copy_data = false)")
+        world.oracle.differs.update(world.paths_of({relid for relid, *_ in world.relations()} - known))
+
+
 async def _resync(world: World, names: Sequence[str]) -> None:
     error = await world.alter(f"RESYNC TABLE {', '.join(names)}")
     if error is not None and "REFRESH PUBLICATION" in (error.hint or ""):
-        await world.alter("REFRESH PUBLICATION")
+        await _refresh(world)
