@@ -64,7 +64,7 @@ def _measured(transactions: int, rounds: int) -> dict[str, Any]:
     medians = {
         count: [statistics.median(column) for column in zip(*runs, strict=True)] for count, runs in found.items()
     }
-    one, two = (medians[count] for count in _COUNTS)
+    alone, both = (medians[count] for count in _COUNTS)
     cores = len(os.sched_getaffinity(0))
     return {
         "transactions": transactions,
@@ -75,9 +75,9 @@ def _measured(transactions: int, rounds: int) -> dict[str, Any]:
             )
             for count, of in medians.items()
         },
-        "ratio": round(one[0] / two[0], 2),
+        "ratio": round(alone[0] / both[0], 2),
         "ratios": [round(a[0] / b[0], 2) for a, b in zip(found[1], found[2], strict=True)],
-        "most": round(cores / (one[1] + one[2]), 2),
+        "most": round(cores / (alone[1] + alone[2]), 2),
     }
 
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.machine import cpu_seconds, descendants
-from catalog.records import NewSubscription, PublisherStatus, WorkerFields
+from catalog.figures import PublisherStatus, WorkerFields
+from catalog.records import NewSubscription
 from catalog.store import Catalog
 from launcher.share import Share
 from launcher.tenure import Tenure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,29 @@ def test_the_jvm_is_killed(pair: tuple[Daemon, list[Subscribed]]) -> None:
     for one in both:
         one.assert_equal()
     assert daemon.jvm().pid != jvm.pid
+
+
+def test_spark_copies_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Its tasks run this Python, whatever python3 is on the daemon's PATH, also for a process that began before the JVM."""
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho 'this is another Python' >&2; exit 1\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{other.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    _, both = request.getfixturevalue("pair")
+    for one in both:
+        one.database.execute(
+            """
+            CREATE TABLE large (id int PRIMARY KEY, t text);
+            INSERT INTO large SELECT g, repeat(md5(g::text), 8) FROM generate_series(1, 30000) g;
+            ALTER PUBLICATION p ADD TABLE large
+            """
+        )
+        one.daemon.execute(f"ALTER SUBSCRIPTION {one.name} REFRESH PUBLICATION")
+    for one in both:
+        one.caught_up()
+        one.assert_equal(["large"])
 
 
 def test_a_service_manager_signals_all_processes(pair: tuple[Daemon, list[Subscribed]]) -> None:

@@ -86,6 +86,7 @@ class AttachedSpark(Spark):
 
         with self._lock:
             address = self._ask()
+            self._name_python()
             # Pyspark knows no other way to be told of a gateway that is there.
             os.environ |= {_PORT: str(address.port), _SECRET: address.secret}
             try:
@@ -99,5 +100,6 @@ class AttachedSpark(Spark):
                 gateway=gateway,
                 jsc=jvm.org.apache.spark.api.java.JavaSparkContext(scala),
             )
+            self._name_python_elsewhere(context)
             self._session = SparkSession(context)
             self._process = _Process(address.pid)  # type: ignore[assignment]

@@ -34,6 +34,7 @@ from pubsub.reorderbuffer import files
 from pubsub.setting_tables import names_secret
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _DELTA: Final = "spark.databricks.delta."
@@ -341,15 +342,24 @@ class Spark:
                 process.kill()
                 process.wait()
 
+    def _name_python(self) -> None:
+        """Have this Python run the tasks of a local Spark."""
+        if self.local:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+    def _name_python_elsewhere(self, context: SparkContext) -> None:
+        """Have executors run a Python of this version, unless another is set."""
+        if not self.local and "PYSPARK_PYTHON" not in os.environ:
+            context.pythonExec = context.getConf().get("spark.pyspark.python", f"python{context.pythonVer}")
+
     def _launch(self, descriptor: int) -> None:
         from pyspark import SparkConf, SparkContext
         from pyspark.errors import PySparkRuntimeError
         from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
 
-        if self.local:
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        self._name_python()
         log4j = self._home / "spark-log4j2.properties"
         with open(log4j, "w", opener=files.private) as file:
             file.write(_LOG4J)
@@ -377,8 +387,7 @@ class Spark:
             for name, value in later.items():
                 conf.set(name, value)
             context = SparkContext(conf=conf, gateway=gateway)
-            if not self.local and "PYSPARK_PYTHON" not in os.environ:
-                context.pythonExec = conf.get("spark.pyspark.python", f"python{context.pythonVer}")
+            self._name_python_elsewhere(context)
             hadoop = context._jsc.hadoopConfiguration()
             for name, value in hadoop_secrets.items():
                 hadoop.set(name.removeprefix("spark.hadoop."), value)
