@@ -55,9 +55,8 @@ class _Spent:
         )
         own = of_process(jvm) or 0.0
         self.jvm = {"compiling": compiling, "collecting": collecting, "other": own - compiling - collecting}
-        tree = [ours.pid, *machine.descendants(ours.pid)]
-        self.tasks = sum(map(machine.cpu_seconds, tree)) - (of_process(ours.pid) or 0.0) - own
-        self.server = sum(map(machine.cpu_seconds, [publisher.pid, *machine.descendants(publisher.pid)]))
+        self.tasks = machine.tree_seconds(ours.pid) - (of_process(ours.pid) or 0.0) - own
+        self.server = machine.tree_seconds(publisher.pid)
 
     def since(self, before: _Spent, work: float) -> dict[str, Any]:
         """Return what was spent between for each piece of work."""

@@ -59,6 +59,11 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, words[11:15])) / _TICK if words else 0.0
 
 
+def tree_seconds(pid: int) -> float:
+    """Return the processor time of a process and of its descendants that have not ended."""
+    return sum(map(cpu_seconds, [pid, *descendants(pid)]))
+
+
 def threads(pid: int) -> list[tuple[str, float]]:
     """Return the name of each thread that a process has now, and its processor time."""
     found = []

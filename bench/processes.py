@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import machine
-from bench.subscribers import Ours
+from bench.subscribers import Ours, wait
 from bench.workload import Pgbench
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
@@ -91,23 +91,20 @@ def _applied(
     publisher: EmbeddedPostgres, ours: Ours, data: list[Pgbench], ends: list[Lsn]
 ) -> tuple[float, float, float]:
     """Let a subscriber apply what there is; return the seconds, and how many cores it and the server kept busy."""
-    before, began = (_used(ours.pid), _used(publisher.pid)), time.monotonic()
+    pids = ours.pid, publisher.pid
+    before, began = [*map(machine.tree_seconds, pids)], time.monotonic()
     for one in data:
         ours.enable(one)
-    deadline = began + _PATIENCE
-    while any(ours.applied(one) <= end for one, end in zip(data, ends, strict=True)):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"the backlog was not applied\n{ours.failure()}")
-        time.sleep(0.02)
+
+    def applied() -> bool:
+        return all(ours.applied(one) > end for one, end in zip(data, ends, strict=True))
+
+    wait(applied, _PATIENCE, "the backlog was not applied", ours.failure)
     seconds = time.monotonic() - began
-    cores = [(_used(pid) - used) / seconds for pid, used in zip((ours.pid, publisher.pid), before, strict=True)]
+    cores = [(machine.tree_seconds(pid) - used) / seconds for pid, used in zip(pids, before, strict=True)]
     for one in data:
         ours.disable(one)
     return seconds, cores[0], cores[1]
-
-
-def _used(pid: int) -> float:
-    return sum(map(machine.cpu_seconds, [pid, *machine.descendants(pid)]))
 
 
 if __name__ == "__main__":

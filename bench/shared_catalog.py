@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from bench.machine import cpu_seconds, descendants
+from bench.machine import tree_seconds
 from catalog.figures import PublisherStatus, WorkerFields
 from catalog.records import NewSubscription
 from catalog.store import Catalog
@@ -124,7 +124,7 @@ async def _measured(server: EmbeddedPostgres, count: int, each: int) -> dict[str
 
 async def _evenly(daemons: list[_Daemon], units: int) -> None:
     """Wait until the daemons have all, as many each as the others or one more, and nothing moves."""
-    end = time.monotonic() + _PATIENCE
+    end, loads = time.monotonic() + _PATIENCE, list[int]()
     while time.monotonic() < end:
         for daemon in daemons:
             daemon.check()
@@ -145,7 +145,7 @@ async def _steady(server: EmbeddedPostgres, name: str, count: int) -> dict[str, 
     def now() -> tuple[float, float, int, int]:
         ((calls,),) = server.query(statements)
         ((wal,),) = server.query("SELECT pg_current_wal_lsn() - '0/0'")
-        return _of_server(server), time.process_time(), int(calls), int(wal)
+        return tree_seconds(server.pid), time.process_time(), int(calls), int(wal)
 
     before, began = now(), time.monotonic()
     await asyncio.sleep(_SECONDS)
@@ -157,10 +157,6 @@ async def _steady(server: EmbeddedPostgres, name: str, count: int) -> dict[str, 
         "statements": round(calls),
         "wal": round(wal),
     }
-
-
-def _of_server(server: EmbeddedPostgres) -> float:
-    return sum(map(cpu_seconds, [server.pid, *descendants(server.pid)]))
 
 
 def main() -> None:

@@ -166,8 +166,7 @@ class Stock:
 
     def cpu(self) -> dict[str, float]:
         # The workers are children of the postmaster, whose own time includes them only once they have ended.
-        below = machine.descendants(self.server.pid)
-        return {"server": sum(map(machine.cpu_seconds, [self.server.pid, *below]))}
+        return {"server": machine.tree_seconds(self.server.pid)}
 
     def settle(self) -> None:
         settle(self.server)

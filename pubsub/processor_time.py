@@ -75,7 +75,7 @@ def spent_on(part: Part, *, whole: bool = False) -> Callable[[Callable[P, T]], C
         @functools.wraps(work)
         def counted(*args: P.args, **kwargs: P.kwargs) -> T:
             here = _here
-            if here.whole:
+            if here.whole or here.part == part:
                 return work(*args, **kwargs)
             outer, now = here.part, time.thread_time()
             if outer is not None:
