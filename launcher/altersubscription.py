@@ -30,7 +30,7 @@ from pubsub.publisher import definitions, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.publication import PublishedTable
-from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
+from pubsub.publisher.replication import alter_slot, cannot_decode, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified
 from pubsub.sql.layout_rules import name_beside
@@ -371,6 +371,7 @@ async def resync(
         wanted.append(found)
     node_id = (await catalog.node()).node_id
     every = {relation.relid for relation in wanted} == {relation.relid for relation in relations.values()}
+    undecodable = await _last_failed_to_decode(catalog, oid)
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
         if not every:
             await _check_stream(connection, subscription)
@@ -415,9 +416,15 @@ async def resync(
             identity = await identify_system(connection)
             await catalog.copy_again(oid, again, (identity.system_identifier, identity.timeline))
             # Last: if the command ends before it, no table lacks what the stream skips.
-            await begin_stream_anew(session, subscription, connection, subscription.slot_name)
+            await begin_stream_anew(session, subscription, connection, subscription.slot_name, undecodable=undecodable)
             if resynced_at is not None:
                 await catalog.alter_subscription(oid, options=lambda options: replace(options, resynced_at=resynced_at))
+
+
+async def _last_failed_to_decode(catalog: Catalog, oid: int) -> bool:
+    """Return whether the subscription stands still since its publisher could not decode."""
+    known = next((one for one in await catalog.subscription_stats() if one.subid == oid), None)
+    return known is not None and cannot_decode(known.error, known.error_sqlstate)
 
 
 async def _check_stream(connection: Connection, subscription: Subscription) -> None:
@@ -434,17 +441,20 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
         )
 
 
-async def begin_stream_anew(session: Session, subscription: Subscription, connection: Connection, name: str) -> None:
+async def begin_stream_anew(
+    session: Session, subscription: Subscription, connection: Connection, name: str, *, undecodable: bool = False
+) -> None:
     """Move the slot `name` to the publisher's current position, because every table is copied again.
 
     Creates the slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets
     past changes that cannot be decoded.  With two-phase commit enabled it skips nothing: of a transaction prepared
-    before the new position only the COMMIT PREPARED would arrive.  The stream begins where the slot does: no origin is
-    stored.
+    before the new position only the COMMIT PREPARED would arrive.  If what the slot retains is `undecodable`, it gets
+    another one instead, to which such a transaction is sent whole, and whose creation waits for those that are prepared.
+    The stream begins where the slot does: no origin is stored.
     """
     two_phase = subscription.options.two_phase_state == "e"
     slot = await slots.slot_info(connection, name)
-    if slot is not None and slot.lost:
+    if slot is not None and (slot.lost or (two_phase and undecodable)):
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
     if slot is None:

@@ -11,7 +11,8 @@ from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import abandon_slot, create_slot
+from pubsub.publisher.replication import abandon_slot
+from pubsub.publisher.sound_slots import create_slot
 
 #: A part of a server's error text and the hint for it: no logical decoding, or no slot left.
 _HINTS: Final = (
@@ -40,7 +41,14 @@ async def make_slot(
     there = await slots.slot_info(connection, slot) is not None
     telling = asyncio.create_task(_tell_what_it_waits_for(session, subscription, conninfo, slot))
     try:
-        made = await create_slot(connection, slot, snapshot="nothing", two_phase=two_phase, failover=failover)
+        made = await create_slot(
+            connection,
+            slot,
+            snapshot="nothing",
+            tell=lambda altered, again: _tell_of_alterations(session, slot, altered, again=again),
+            two_phase=two_phase,
+            failover=failover,
+        )
     except PubsubError as error:
         if error.hint is None:
             error.hint = next((hint for part, hint in _HINTS if part in error.message), None)
@@ -54,6 +62,19 @@ async def make_slot(
         telling.cancel()
         await asyncio.wait({telling})
     return made.consistent_point
+
+
+def _tell_of_alterations(session: Session, slot: str, altered: str, *, again: bool) -> None:
+    detail = f"Altered while it was made: {altered}. PostgreSQL may decode its first changes with what was before."
+    if again:
+        session.notice(f'replication slot "{slot}" is made again', detail=detail)
+    else:
+        session.notice(
+            f'replication slot "{slot}" may decode its first changes wrongly',
+            "WARNING",
+            detail=detail,
+            hint="Make the subscription, or RESYNC TABLE with every table, when nobody alters tables.",
+        )
 
 
 async def _tell_what_it_waits_for(session: Session, subscription: str, conninfo: str, slot: str) -> None:

@@ -39,7 +39,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions, replication, slots, snapshots
+from pubsub.publisher import definitions, replication, slots, snapshots, sound_slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import without_secrets
 from pubsub.publisher.copy_out import Cut
@@ -296,14 +296,18 @@ class SyncWorker:
             self._writers.forget(relation.path, shared=relation.whose is not None)
             await faults.reached(f"datasync {relation.qualified_name}")
             # Be patient: if the monitor can ask the publisher, its report of what creation waits for is more exact.
-            with self.figures.waits_for("its replication slot to be created", patience=10):
-                created = await replication.create_slot(
-                    exporter, self._slot, snapshot="export", failover=subscription.options.failover
-                )
-            assert created.snapshot_name is not None
-            self.snapshot_lsn = created.consistent_point
-            await faults.reached(f"slot created {relation.qualified_name}")
             async with await self._table.connect(replication=False) as connection:
+                with self.figures.waits_for("its replication slot to be created", patience=10):
+                    created = await sound_slots.create_slot(
+                        exporter,
+                        self._slot,
+                        snapshot="export",
+                        watch=connection,
+                        failover=subscription.options.failover,
+                    )
+                assert created.snapshot_name is not None
+                self.snapshot_lsn = created.consistent_point
+                await faults.reached(f"slot created {relation.qualified_name}")
                 with self.figures.waits_for("transactions of its snapshot to be marked as committed"):
                     visible = await snapshots.settle(connection, created.snapshot_name)
                 await snapshots.begin_under(connection, created.snapshot_name)

@@ -29,7 +29,7 @@ from catalog.records import Subscription
 from pubsub import faults
 from pubsub.errors import ConnectionFailure, PublisherError, StartAgain
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import replication, slots
+from pubsub.publisher import replication, slots, sound_slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import CreatedSlot, SystemIdentity
 from pubsub.publisher.slots import SlotInfo
@@ -164,7 +164,7 @@ class Filler:
             if there is not None and not there.lost:
                 raise StartAgain(f'replication slot "{self._slot_name}" has been made: it is looked at again')
             await replication.drop_slot(connection, self._slot_name, missing_ok=True)
-            return await replication.create_slot(
+            return await sound_slots.create_slot(
                 connection,
                 self._slot_name,
                 snapshot="nothing",

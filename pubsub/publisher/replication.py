@@ -29,6 +29,11 @@ from pubsub.publisher.connection import Connection, Row
 from pubsub.publisher.fields import number
 
 UNDEFINED_OBJECT: Final = "42704"
+STREAM_FAILED: Final = "could not receive data from WAL stream"
+_UNDECODABLE_HINT: Final = (
+    "If this comes again and again, the publisher cannot decode its WAL there: ALTER SUBSCRIPTION ... RESYNC TABLE with every table "
+    "of the subscription goes on past it."
+)
 
 RECEIVE_BYTES: Final = 1 << 20
 
@@ -92,6 +97,11 @@ async def timeline_history(connection: Connection, timeline: int) -> TimelineHis
     text = str(row[1])
     # Some servers declare the column as bytea.
     return parse_history(timeline, bytes.fromhex(text[2:]).decode() if text.startswith("\\x") else text)
+
+
+def cannot_decode(message: str | None, sqlstate: str | None) -> bool:
+    """Return whether an error is an internal one of the publisher's, in the middle of a stream: it meets that again and again."""
+    return (message or "").startswith(f"{STREAM_FAILED}: ERROR:") and (sqlstate or "").startswith("XX")
 
 
 async def create_slot(
@@ -346,12 +356,14 @@ class ReplicationStream:
                     await self._connection.writable()
 
     async def _raise_end(self) -> None:
-        what = "could not receive data from WAL stream"
         if self._failure is not None:
-            raise self._connection.lost(what) from self._failure
+            raise self._connection.lost(STREAM_FAILED) from self._failure
         result = await self._connection.next_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
-            raise self._connection.error_of(result, what)
+            error = self._connection.error_of(result, STREAM_FAILED)
+            if cannot_decode(error.message, error.sqlstate) and error.hint is None:
+                error.hint = _UNDECODABLE_HINT
+            raise error
         raise StreamEnded("data stream from publisher has ended")
 
     async def _finish(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from pubsub.errors import UndefinedTable
-from tests.support.replica import Replica
+from tests.support.overlapping import Overlapping
+from tests.support.replica import Replica, wait_until
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, t text);
@@ -64,3 +67,32 @@ def test_a_table_that_was_renamed(replica: Replica) -> None:
     replica.caught_up()
     assert replica.states() == {"public.c": "r", "public.b": "r"}
     replica.assert_equal("c", "b")
+
+
+@pytest.mark.parametrize("two_phase", ["false", "true"])
+def test_a_slot_that_the_publisher_cannot_decode(replica: Replica, two_phase: str) -> None:
+    """RESYNC TABLE of every table goes on past it, which the error's hint says."""
+    replica.execute(TABLES)
+    made = threading.Thread(
+        target=replica.query, args=(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')",)
+    )
+    with Overlapping(replica) as transactions:
+        transactions.begin(made.start, meanwhile="TRUNCATE a")
+        transactions.last.execute("INSERT INTO a VALUES (-3, 'third')")
+        transactions.go_on()
+        made.join()
+        transactions.last.commit()
+    options = {"create_slot": "false", "slot_name": replica.name, "copy_data": "false", "two_phase": two_phase}
+    replica.subscribe(**options)
+    assert "could not map filenumber" in replica.error()
+    statistics = replica.node.statistics(replica.name)
+    assert statistics["error_sqlstate"] == "XX000"
+    assert "RESYNC TABLE with every table" in statistics["error_hint"]
+    enabled = f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
+    wait_until(lambda: replica.query(enabled) == [(two_phase == "true",)], "two-phase commit to be enabled")
+    wait_until(lambda: replica.node.statistics(replica.name)["error"], "it to fail with two-phase commit, too")
+    replica.alter("RESYNC TABLE a, b")
+    replica.execute("INSERT INTO a VALUES (-4, 'later'); DELETE FROM b WHERE id < 10")
+    replica.assert_equal("a", "b")
+    replica.until_ready()
+    assert replica.query(enabled) == [(two_phase == "true",)]

@@ -479,7 +479,7 @@ async def test_cancelled_before_the_walsender_has_read_the_command(
     async def connect(_: str, conninfo: str) -> Connection:
         return await Connection.connect(conninfo, replication=True)
 
-    async def create_slot(connection: Connection, *arguments: Any, **more: Any) -> object:
+    async def create_slot(connection: Connection, *arguments: Any, tell: object, **more: Any) -> object:
         os.kill(connection.backend_pid, signal.SIGSTOP)
         sent.set()
         return await replication.create_slot(connection, *arguments, **more)

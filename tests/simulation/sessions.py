@@ -18,7 +18,7 @@ import pyarrow as pa
 from pubsub.errors import ConnectionFailure, PublisherError
 from pubsub.protocol.copyboth import Keepalive, write_server_message
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions, publication, replication, slots, snapshots
+from pubsub.publisher import definitions, publication, replication, slots, snapshots, sound_slots
 from tests.simulation.life import Life
 from tests.simulation.publisher import PLACES, TYPE_NAMES, Server, Shape, Slot, Snapshot, State
 from tests.simulation.walsender import Decoder
@@ -324,12 +324,22 @@ class Session:
     def _readable(self, oids: Sequence[int], *_: Any) -> Answer:
         return [(str(oid),) for oid in oids]
 
+    def _next_xid(self) -> Answer:
+        """One more for each question: another database has transactions, too."""
+        return [(str(self.server.count()),)]
+
+    def _altered(self, _: str) -> Answer:
+        """Now and then; that a slot made meanwhile decodes wrongly is PostgreSQL's fault, not the model's."""
+        return [("public.t" if self.world.chance.random.random() < 0.1 else None,)]
+
     def _no_progress(self, _: str) -> Answer:
         return [("0", "0")]
 
 
 _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     ("…pg_catalog.repeat(", Session._nothing),
+    (sound_slots._NEXT_XID, Session._next_xid),
+    (sound_slots._ALTERED, Session._altered),
     (slots._SLOT, Session._slot_info),
     (slots._SLOT_WAITS, Session._nothing),
     (slots._PREPARED, Session._prepared),
