@@ -265,11 +265,14 @@ class Launcher:
 
     def _begin_to_end(self, oid: int) -> None:
         if oid not in self._ends:
-            self._ends[oid] = asyncio.create_task(self._end(oid), name=f"end of subscription {oid}")
+            ending = self._end(self._tasks[oid], self.runners[oid])
+            self._ends[oid] = asyncio.create_task(ending, name=f"end of subscription {oid}")
 
-    async def _end(self, oid: int) -> None:
-        """Drain a runner; after drain_timeout cancel it, so that the rest is redone later.  `_forget` comes after it."""
-        task, runner = self._tasks[oid], self.runners[oid]
+    async def _end(self, task: asyncio.Task[None], runner: Runner) -> None:
+        """Drain a runner; after drain_timeout cancel it, so that the rest is redone later.
+
+        `_forget` comes after it, or before it begins, of a runner that has ended by itself.
+        """
         runner.drain()
         _, late = await asyncio.wait({task}, timeout=self._settings.drain_timeout)
         if late:

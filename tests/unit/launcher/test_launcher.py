@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
@@ -204,6 +205,27 @@ async def test_an_altered_subscription_gets_a_new_runner_and_the_same_promises()
     assert FakeRunner.made[0].handover is FakeRunner.made[1].handover
     launched.stop()
     await task
+
+
+@virtual
+async def test_a_runner_ends_by_itself_as_it_is_to_end() -> None:
+    """The task that was to end it failed, which nobody was told."""
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    ending = asyncio.Event()
+    FakeRunner.script = [lambda _: ending.wait()]
+    catalog = FakeCatalog(subscription(1))
+    launched, task = await started(catalog)
+    catalog.listed = [subscription(1, generation=2)]
+    catalog.counter += 1
+    ending.set()
+    await asyncio.sleep(2)
+    assert [r.subscription.generation for r in FakeRunner.made] == [1, 2]
+    assert not FakeRunner.made[1].ended.is_set()
+    launched.stop()
+    await task
+    gc.collect()
+    assert failures == []
 
 
 @virtual
