@@ -85,6 +85,12 @@ class S3Server:
         self.kill()
 
     @property
+    def pid(self) -> int:
+        """The process's, of a server that runs."""
+        assert self._process is not None, "the server does not run"
+        return self._process.pid
+
+    @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 

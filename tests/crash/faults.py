@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -19,9 +18,12 @@ import psycopg
 
 from pubsub.delta.places import place
 from pubsub.errors import PubsubError
+from pubsub.sql.identifiers import quote_qualified
+from pubsub.testing.s3_server import S3Server
+from pubsub.testing.servers import EmbeddedPostgres
 from tests.crash.load import PUBLICATION
-from tests.crash.machine import javas
-from tests.crash.plan import SMALL_DISK, Fault
+from tests.crash.machine import Daemon, javas, workers
+from tests.crash.plan import SHARED, SMALL_DISK, Fault
 from tests.crash.world import World
 from tests.support.replica import wait_until
 
@@ -43,6 +45,8 @@ class Faults:
         # Commands wait for each other, as those of one user do; and what the publication has, for the command that needs it.
         self._commands = threading.Lock()
         self._disk = threading.Lock()
+        self._catalogs = threading.Lock()
+        self._stores = threading.Lock()
 
     def run(self, schedule: tuple[Fault, ...], seconds: float) -> None:
         """Carry out the schedule; return when `seconds` are over and every fault has ended."""
@@ -76,36 +80,123 @@ class Faults:
     # The node
 
     def _kill_daemon(self, fault: Fault, chance: random.Random) -> None:
-        with self.world.node.lock:
-            self.world.node.daemon.kill()
-            time.sleep(min(fault.seconds, 1.0))
-            self._start_daemon()
+        daemon = self._daemon(chance)
+        with daemon.lock:
+            daemon.kill()
+            # Beyond eight seconds another daemon takes over what it had.
+            time.sleep(fault.seconds * 2 if self.world.node.kind == SHARED else min(fault.seconds, 1.0))
+            self._start(daemon)
 
-    def _start_daemon(self) -> None:
-        """Start the daemon, though it may end while the disk is full."""
+    def _end_daemon(self, fault: Fault, chance: random.Random) -> None:
+        """End one of several in order: what it has moves."""
+        daemon = self._daemon(chance)
+        with daemon.lock:
+            # None runs if it was expelled just now.
+            code = daemon.terminate()
+            assert code == 0 or daemon.expelled(), f"it has ended with {code}\n{daemon.tail()}"
+            time.sleep(fault.seconds)
+            self._start(daemon)
+
+    def _cut_off_daemon(self, fault: Fault, chance: random.Random) -> None:
+        """Stop one of several while its sessions end, for so long that it may be expelled; it ends then."""
+        daemon = self._daemon(chance)
+        with daemon.lock:
+            family = daemon.family()
+            for process in family:
+                process.suspend()
+            try:
+                self._terminate(f"application_name = 'pubsub daemon' AND {self.world.node.sessions()}")
+                time.sleep(fault.seconds + 6.0)
+            finally:
+                for process in reversed(family):
+                    if process.is_running():
+                        process.resume()
+            # It finds that out at once, or goes on.
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: not daemon.running, "its end", 10.0)
+            if not daemon.running:
+                assert daemon.expelled(), f"it has ended by itself\n{daemon.tail()}"
+                self._start(daemon)
+
+    def _kill_catalog(self, fault: Fault, chance: random.Random) -> None:
+        catalog = self._catalog()
+        with self._catalogs:
+            catalog.kill()
+            time.sleep(fault.seconds)
+            catalog.start()
+
+    def _terminate_catalog(self, fault: Fault, chance: random.Random) -> None:
+        some = chance.choice(["true", "random() < 0.5"])
+        self._terminate(f"{some} AND {self.world.node.sessions()}")
+
+    def _terminate(self, condition: str) -> None:
+        """End sessions of the catalog's server."""
+        self._catalog().query(
+            f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND {condition}"
+        )
+
+    def _catalog(self) -> EmbeddedPostgres:
+        catalog = self.world.node.catalog
+        assert catalog is not None
+        return catalog
+
+    def _kill_store(self, fault: Fault, chance: random.Random) -> None:
+        store = self._store()
+        with self._stores:
+            store.kill()
+            time.sleep(fault.seconds)
+            store.start()
+
+    def _stop_store(self, fault: Fault, chance: random.Random) -> None:
+        with self._stores:
+            self._stop(psutil.Process(self._store().pid), fault.seconds)
+
+    def _store(self) -> S3Server:
+        store = self.world.node.store
+        assert store is not None
+        return store
+
+    def _daemon(self, chance: random.Random) -> Daemon:
+        return chance.choice(self.world.node.daemons)
+
+    def _start(self, daemon: Daemon) -> None:
+        """Start a daemon, though it may end while the disk is full, or the catalog is away."""
         deadline = time.monotonic() + self._patience
+        # A setting that it refused when it ran would keep it from starting, as it keeps a server of PostgreSQL's.
+        daemon.restore()
         while True:
             try:
-                self.world.node.daemon.start()
+                daemon.start()
                 return
-            except AssertionError:
-                if self.world.node.kind != SMALL_DISK or time.monotonic() > deadline:
+            except RuntimeError:
+                if self.world.node.kind not in {SMALL_DISK, SHARED} or time.monotonic() > deadline:
                     raise
                 time.sleep(0.3)
 
     def _stop_daemon(self, fault: Fault, chance: random.Random) -> None:
-        with self.world.node.lock:
-            self._stop(self.world.node.daemon.process, fault.seconds)
+        daemon = self._daemon(chance)
+        with daemon.lock:
+            self._stop(daemon.process, fault.seconds)
 
     def _kill_jvm(self, fault: Fault, chance: random.Random) -> None:
-        self._jvm().kill()
+        self._jvm(chance).kill()
 
     def _stop_jvm(self, fault: Fault, chance: random.Random) -> None:
-        self._stop(self._jvm(), min(fault.seconds, 4.0))
+        self._stop(self._jvm(chance), min(fault.seconds, 4.0))
 
-    def _jvm(self) -> psutil.Process:
-        daemon = self.world.node.daemon
+    def _jvm(self, chance: random.Random) -> psutil.Process:
+        daemon = self._daemon(chance)
         return wait_until(lambda: next(iter(javas(daemon.process)), None), "the JVM")
+
+    def _kill_worker(self, fault: Fault, chance: random.Random) -> None:
+        self._worker(chance).kill()
+
+    def _stop_worker(self, fault: Fault, chance: random.Random) -> None:
+        self._stop(self._worker(chance), fault.seconds)
+
+    def _worker(self, chance: random.Random) -> psutil.Process:
+        daemon = self._daemon(chance)
+        return chance.choice(wait_until(lambda: workers(daemon.process), "a worker process"))
 
     def _stop(self, process: psutil.Process, seconds: float) -> None:
         process.suspend()
@@ -115,7 +206,7 @@ class Faults:
             process.resume()
 
     def _sighup(self, fault: Fault, chance: random.Random) -> None:
-        node = self.world.node
+        daemon = self._daemon(chance)
         changed = chance.choice(
             [
                 'logical_decoding_work_mem = "64kB"\n',
@@ -126,21 +217,22 @@ class Faults:
                 "",
             ]
         )
-        kept = [line for line in node.settings.splitlines() if not changed.startswith(line.split(" ")[0] + " ")]
-        (node.daemon.home / "pubsub.toml").write_text(changed + "\n".join(kept) + "\n")
-        with node.lock:
-            node.daemon.process.send_signal(signal.SIGHUP)
+        kept = [line for line in daemon.settings.splitlines() if not changed.startswith(line.split(" ")[0] + " ")]
+        (daemon.home / "pubsub.toml").write_text(changed + "\n".join(kept) + "\n")
+        with daemon.lock:
+            daemon.process.send_signal(signal.SIGHUP)
 
     def _second_daemon(self, fault: Fault, chance: random.Random) -> None:
-        with self.world.node.lock:
+        daemon = self._daemon(chance)
+        with daemon.lock:
             ran = subprocess.run(
-                [sys.executable, "-m", "pubsub.cli", "--home", str(self.world.node.daemon.home), "daemon"],
+                [sys.executable, "-m", "pubsub.cli", "--home", str(daemon.home), "daemon"],
                 capture_output=True,
                 text=True,
                 timeout=120,
                 check=False,
             )
-            if self.world.node.daemon.running:
+            if daemon.running:
                 assert ran.returncode == 1, f"a second daemon: {ran.returncode} {ran.stderr}"
                 assert "a daemon is already running" in ran.stderr, ran.stderr
 
@@ -250,7 +342,7 @@ class Faults:
 
     def _resync(self, fault: Fault, chance: random.Random) -> None:
         with self._commands:
-            relations = sorted(one.qualified_name for one in self.world.relations())
+            relations = sorted(quote_qualified(one.schema, one.name) for one in self.world.relations())
             if relations:
                 some = chance.sample(relations, min(len(relations), chance.choice([1, 1, 2])))
                 self._alter(f"RESYNC TABLE {', '.join(some)}")
@@ -274,10 +366,10 @@ class Faults:
             self.world.persist(f"ALTER PUBLICATION {PUBLICATION} DROP TABLE {table}")
             self._until_it_works(self.world.plan.refresh)
             # A Delta table that holds rows is refused when the table comes back.
-            path = place(next(one.path for one in before if one.name == table))
-            assert isinstance(path, Path)
-            if path.exists():
-                path.rename(path.with_name(f"{path.name}.{fault.chance}"))
+            for one in before:
+                path = self.world.node.files(one.path)
+                if one.published_name == table and path.exists():
+                    path.rename(path.with_name(f"{path.name}.{fault.chance}"))
             self.world.persist(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {table}")
             time.sleep(min(fault.seconds, 1.0))
             self._alter(self.world.plan.refresh)

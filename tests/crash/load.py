@@ -16,7 +16,7 @@ from typing import Final
 
 import psycopg
 
-from tests.crash.plan import Plan
+from tests.crash.plan import BESIDE, Plan
 
 _TYPES: Final = {
     "integer": "(random() * 1000)::int",
@@ -273,7 +273,7 @@ class _Writer:
         name = self.random.choice([*columns])
         if kind == "swap":
             other = self.random.choice([*columns])
-            if name == other:
+            if name == other or (self.plan.kind == BESIDE and columns[name] != columns[other]):
                 return f"ALTER TABLE {table} RENAME {name} TO {new}"
             return (
                 f"ALTER TABLE {table} RENAME {name} TO {new}; ALTER TABLE {table} RENAME {other} TO {name}; "
@@ -281,6 +281,10 @@ class _Writer:
             )
         if kind == "drop" and len(columns) > 1:
             return f"ALTER TABLE {table} DROP COLUMN {name}"
+        if kind == "type" and self.plan.kind == BESIDE:
+            # A history takes a wider type of the same kind, and stops for any other.
+            wider = {"integer": "bigint", "numeric(12,2)": "numeric(14,2)"}.get(columns[name])
+            return f"ALTER TABLE {table} ALTER {name} {f'TYPE {wider}' if wider else 'SET STATISTICS 50'}"
         if kind == "type":
             return f"ALTER TABLE {table} ALTER {name} TYPE text"
         return f"ALTER TABLE {table} RENAME {name} TO {new}"

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 #: Rounds of one kind share a node; each eight seeds have all kinds, and one server.
-OURS, STATEMENTS, SMALL_DISK = "ours", "statements", "small disk"
-_KINDS: Final = (OURS, OURS, OURS, OURS, OURS, OURS, STATEMENTS, SMALL_DISK)
+OURS, BESIDE, PROCESSES, SHARED, STORE, STATEMENTS, SMALL_DISK = (
+    "ours",
+    "beside",
+    "worker processes",
+    "shared",
+    "object store",
+    "statements",
+    "small disk",
+)
+_KINDS: Final = (OURS, STORE, BESIDE, SHARED, SHARED, PROCESSES, STATEMENTS, SMALL_DISK)
 _VERSIONS: Final = ("18", "17", "16", "15")
 
 #: How often each fault comes, beside the others.
@@ -33,6 +41,7 @@ _WEIGHTS: Final = {
     "RESYNC": 3,
     "publication": 4,
 }
+_RESTARTS: Final = frozenset({"kill daemon", "end daemon", "cut off daemon", "kill JVM"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +116,24 @@ def generate(seed: int) -> Plan:
     session = {"logical_decoding_work_mem": "64kB"} if chance.random() < 0.6 else {}
     if int(version) >= 16 and chance.random() < 0.2:
         session["debug_logical_replication_streaming"] = "immediate"
+    if chance.random() < 0.4:
+        options["partition_by"] = chance.choice(["'public.parted (part)'", "'public.parted (part), public.pair (k)'"])
+    if chance.random() < 0.2:
+        options["cluster_by"] = "'public.wide (id), public.plain (id)'"
+    if kind == BESIDE:
+        keyed = ", ".join(f"public.{name} (mirror + history + scd2)" for name in ("plain", "wide", "pair", "parted"))
+        options["mode"] = f"'* (mirror + history), {keyed}'"
     weights = dict(_WEIGHTS)
     if kind == SMALL_DISK:
         weights["full disk"] = 12
+    if kind == STORE:
+        weights |= {"kill store": 4, "stop store": 6}
+        # Its Spark is one for local disks.
+        del weights["another writer"]
+    if kind in {PROCESSES, SHARED}:
+        weights |= {"kill worker": 6, "stop worker": 6}
+    if kind == SHARED:
+        weights |= {"cut off daemon": 6, "end daemon": 4, "kill catalog": 4, "terminate catalog": 4}
     if options["two_phase"] == "true":
         # A table that joins could not be copied.
         del weights["publication"]
@@ -118,8 +142,8 @@ def generate(seed: int) -> Plan:
     # Few restarts of the daemon, or of its JVM: each takes longer than most other faults together.
     restarts = 0
     for name in names:
-        restarts += name in {"kill daemon", "kill JVM"}
-        if restarts > 2 and name in {"kill daemon", "kill JVM"}:
+        restarts += name in _RESTARTS
+        if restarts > 2 and name in _RESTARTS:
             name = "stop JVM"
         at = chance.uniform(0, seconds)
         if faults and chance.random() < 0.4:

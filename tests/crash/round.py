@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from pubsub.testing.bad_network import BadNetwork
@@ -26,7 +25,7 @@ def run(machine: Machine, plan: Plan) -> dict[str, Any]:
     node = machine.node(kind_here(plan.kind))
     name = f"crash_{plan.seed}"
     server.create_database(name)
-    log = node.daemon.log.stat().st_size
+    logs = {one.log: one.log.stat().st_size for one in node.daemons}
     with BadNetwork(server.port) as network:
         world = World(plan, machine, server, node, network, name)
         load = Load(plan, world.connect, node.directory / f"load_{plan.seed}.sql")
@@ -36,7 +35,7 @@ def run(machine: Machine, plan: Plan) -> dict[str, Any]:
             result["rows"] = check.compare(world)
             result["memory"] = check.memory(world)
             check.nothing_left(world)
-            counts, defects = check.said(node.daemon.log, log)
+            counts, defects = check.said(logs)
             result["said"] = dict(counts)
             if defects:
                 raise FailedRound(f"the daemon's log has exceptions:\n{defects[0]}")
@@ -55,7 +54,7 @@ def run(machine: Machine, plan: Plan) -> dict[str, Any]:
     else:
         (node.directory / f"load_{plan.seed}.sql").unlink()
         server.drop_database(name)
-        shutil.rmtree(Path(node.daemon.home) / "warehouse" / name, ignore_errors=True)
+        shutil.rmtree(node.warehouse / name, ignore_errors=True)
     result["seconds"] = round(time.monotonic() - began, 1)
     return result
 

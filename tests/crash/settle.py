@@ -48,15 +48,16 @@ def settle(world: World, load: Load) -> None:
 def _mend(world: World) -> None:
     world.network.restore()
     world.server.start()
-    daemon = world.node.daemon
-    (daemon.home / "pubsub.toml").write_text(world.node.settings)
-    if daemon.running:
-        for process in (daemon.process, *daemon.process.children(recursive=True)):
+    if world.node.catalog is not None:
+        world.node.catalog.start()
+    for daemon in world.node.daemons:
+        daemon.restore()
+        for process in daemon.family():
             if process.is_running() and process.status() == psutil.STATUS_STOPPED:
                 process.resume()
-    elif world.node.kind != SMALL_DISK:
-        raise FailedRound(f"the daemon has ended by itself:\n{daemon.tail()}")
-    daemon.ensure()
+        if not daemon.running and world.node.kind != SMALL_DISK and not daemon.expelled():
+            raise FailedRound(f"the daemon has ended by itself:\n{daemon.tail()}")
+        daemon.ensure()
 
 
 def _command(world: World, action: str) -> None:
