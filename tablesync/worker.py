@@ -303,6 +303,7 @@ class SyncWorker:
                         self._slot,
                         snapshot="export",
                         watch=connection,
+                        table=relation.oid,
                         failover=subscription.options.failover,
                     )
                 assert created.snapshot_name is not None

@@ -28,12 +28,12 @@ Tell = Callable[[str, bool], None]
 
 _NEXT_XID: Final = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text"
 # Of a row that was frozen long ago, xmin is of an earlier round of transaction ids, and its age may be negative.
-_ALTERED: Final = """
+_QUERY: Final = """
 WITH since (age) AS (SELECT pg_catalog.age($1::pg_catalog.xid8::pg_catalog.xid))
 SELECT pg_catalog.string_agg(name, ', ' ORDER BY name) FROM (
     SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name
     FROM since, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 AND (
+    WHERE {tables} AND (
         pg_catalog.age(c.xmin) BETWEEN 0 AND since.age
         OR EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a
             WHERE a.attrelid = c.oid AND pg_catalog.age(a.xmin) BETWEEN 0 AND since.age)
@@ -49,6 +49,11 @@ SELECT pg_catalog.string_agg(name, ', ' ORDER BY name) FROM (
     LIMIT 10
 ) altered
 """
+_ALTERED: Final = _QUERY.format(tables="c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384")
+# A database with many tables has each of them copied.
+_ALTERED_TABLE: Final = _QUERY.format(
+    tables="c.oid IN (SELECT $2::oid UNION SELECT relid FROM pg_catalog.pg_partition_tree($2::oid::regclass))"
+)
 
 
 async def create_slot(
@@ -58,13 +63,15 @@ async def create_slot(
     snapshot: commands.Snapshot,
     tell: Tell | None = None,
     watch: Connection | None = None,
+    table: int | None = None,
     two_phase: bool = False,
     failover: bool = False,
 ) -> CreatedSlot:
     """Create a slot as `replication.create_slot` does, again if need be; an earlier one's snapshot is gone then.
 
     `watch`: another connection, which looks at the catalogs; an exported snapshot does not survive that on its own.  `tell` is called
-    for each slot that may be wrong; without it the log says so.  The last one stays, even so.
+    for each slot that may be wrong; without it the log says so.  The last one stays, even so.  `table`: the oid of the only one whose
+    changes are wanted of the slot, with its partitions.
     """
     looking = watch or connection
     attempt = 0
@@ -77,7 +84,8 @@ async def create_slot(
         (ended,) = await looking.query(_NEXT_XID)
         if began == ended:
             return made
-        ((altered,),) = await looking.query(_ALTERED, [began[0]])
+        asked = (_ALTERED, [began[0]]) if table is None else (_ALTERED_TABLE, [began[0], table])
+        ((altered,),) = await looking.query(*asked)
         if altered is None:
             return made
         again = attempt < _ATTEMPTS

@@ -72,9 +72,13 @@ def test_a_tables_slot(replica: Replica, fault: Faults) -> None:
 def test_tables_that_are_altered_all_the_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last slot stays, and the user is told."""
     replica.execute(TABLES)
-    query = "SELECT 'public.a'"
-    monkeypatch.setattr("pubsub.publisher.sound_slots._ALTERED", f"{query} WHERE $1::text IS NOT NULL")
-    monkeypatch.setattr("pubsub.publisher.sound_slots._NEXT_XID", "SELECT clock_timestamp()::text")
+    queries = {
+        "_NEXT_XID": "SELECT clock_timestamp()::text",
+        "_ALTERED": "SELECT 'public.a' WHERE $1::text <> ''",
+        "_ALTERED_TABLE": "SELECT NULL::text WHERE $1::text <> $2::text",
+    }
+    for name, query in queries.items():
+        monkeypatch.setattr(f"pubsub.publisher.sound_slots.{name}", query)
     conninfo = quote_literal(replica.conninfo)
     (result,) = replica.node.execute(f"CREATE SUBSCRIPTION {replica.name} CONNECTION {conninfo} PUBLICATION p")
     replica.created = True

@@ -328,7 +328,7 @@ class Session:
         """One more for each question: another database has transactions, too."""
         return [(str(self.server.count()),)]
 
-    def _altered(self, _: str) -> Answer:
+    def _altered(self, *_: object) -> Answer:
         """Now and then; that a slot made meanwhile decodes wrongly is PostgreSQL's fault, not the model's."""
         return [("public.t" if self.world.chance.random.random() < 0.1 else None,)]
 
@@ -340,6 +340,7 @@ _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     ("…pg_catalog.repeat(", Session._nothing),
     (sound_slots._NEXT_XID, Session._next_xid),
     (sound_slots._ALTERED, Session._altered),
+    (sound_slots._ALTERED_TABLE, Session._altered),
     (slots._SLOT, Session._slot_info),
     (slots._SLOT_WAITS, Session._nothing),
     (slots._PREPARED, Session._prepared),
