@@ -12,9 +12,11 @@ Nothing tells which transaction was where in time.  So a slot is made again if a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from pubsub.errors import PubsubError
 from pubsub.protocol import commands
 from pubsub.publisher import replication
 from pubsub.publisher.connection import Connection
@@ -81,18 +83,30 @@ async def create_slot(
         made = await replication.create_slot(
             connection, name, snapshot=snapshot, two_phase=two_phase, failover=failover
         )
-        (ended,) = await looking.query(_NEXT_XID)
-        if began == ended:
-            return made
-        asked = (_ALTERED, [began[0]]) if table is None else (_ALTERED_TABLE, [began[0], table])
-        ((altered,),) = await looking.query(*asked)
+        try:
+            altered = await _altered_since(looking, str(began[0]), table)
+        except PubsubError:
+            # Whoever asked for it has none.
+            with suppress(PubsubError):
+                await replication.drop_slot(connection, name, missing_ok=True)
+            raise
         if altered is None:
             return made
         again = attempt < _ATTEMPTS
-        (tell or partial(_log, name))(str(altered), again)
+        (tell or partial(_log, name))(altered, again)
         if not again:
             return made
         await replication.drop_slot(connection, name)
+
+
+async def _altered_since(connection: Connection, xid: str, table: int | None) -> str | None:
+    """Return the names of what transactions from `xid` on have altered; None: nothing."""
+    ((ended,),) = await connection.query(_NEXT_XID)
+    if ended == xid:
+        return None
+    asked = (_ALTERED, [xid]) if table is None else (_ALTERED_TABLE, [xid, table])
+    ((altered,),) = await connection.query(*asked)
+    return altered
 
 
 def _log(slot: str, altered: str, again: bool) -> None:

@@ -90,3 +90,12 @@ def test_tables_that_are_altered_all_the_time(replica: Replica, monkeypatch: pyt
         ("NOTICE", f'created replication slot "{replica.name}" on publisher'),
     ]
     replica.assert_equal("a", "b")
+
+
+def test_a_look_at_the_catalogs_that_fails(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slot is left."""
+    replica.execute(TABLES)
+    monkeypatch.setattr("pubsub.publisher.sound_slots._NEXT_XID", "SELECT clock_timestamp()::text")
+    error = replica.refused("copy_data = true")
+    assert error.sqlstate == "22P02", error
+    assert replica.slots() == []
