@@ -279,7 +279,8 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
         says(second, "t", "out of logical replication worker slots")
         first.drop()
         second.assert_equal("t", "u")
-        assert small.status_json(second.name)["waiting"] is None
+        # What status shows of a worker is stored once a second.
+        wait_until(lambda: small.status_json(second.name)["waiting"] is None, "the wait's end to be shown")
         second.drop()
     logged = [e for e in entries if e["event"] == "worker waits" and e["reason"] == MESSAGE]
     assert {e["log_level"] for e in logged} == {"warning"}
