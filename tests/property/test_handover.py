@@ -187,6 +187,7 @@ async def history(seed: int, events: list[Any]) -> World:
             patch.setattr(module, "Connection", Connection)
         for module in (apply.worker, tablesync.worker, tablesync.catch_up):
             patch.setattr(module, "replication", Replication(world))
+        patch.setattr(tablesync.worker, "sound_slots", Replication(world))
         patch.setattr(tablesync.worker.slots, "slot_info", slot_info)
         patch.setattr(tablesync.publisher_table.PublisherTable, "describe", describe)
         snapshots = SimpleNamespace(
