@@ -371,7 +371,6 @@ async def resync(
         wanted.append(found)
     node_id = (await catalog.node()).node_id
     every = {relation.relid for relation in wanted} == {relation.relid for relation in relations.values()}
-    undecodable = await _last_failed_to_decode(catalog, oid)
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
         if not every:
             await _check_stream(connection, subscription)
@@ -416,12 +415,12 @@ async def resync(
             identity = await identify_system(connection)
             await catalog.copy_again(oid, again, (identity.system_identifier, identity.timeline))
             # Last: if the command ends before it, no table lacks what the stream skips.
-            await begin_stream_anew(session, subscription, connection, subscription.slot_name, undecodable=undecodable)
+            await begin_stream_anew(session, subscription, connection, subscription.slot_name)
             if resynced_at is not None:
                 await catalog.alter_subscription(oid, options=lambda options: replace(options, resynced_at=resynced_at))
 
 
-async def _last_failed_to_decode(catalog: Catalog, oid: int) -> bool:
+async def _failed_to_decode(catalog: Catalog, oid: int) -> bool:
     """Return whether the subscription stands still since its publisher could not decode."""
     known = next((one for one in await catalog.subscription_stats() if one.subid == oid), None)
     return known is not None and cannot_decode(known.error, known.error_sqlstate)
@@ -441,20 +440,18 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
         )
 
 
-async def begin_stream_anew(
-    session: Session, subscription: Subscription, connection: Connection, name: str, *, undecodable: bool = False
-) -> None:
+async def begin_stream_anew(session: Session, subscription: Subscription, connection: Connection, name: str) -> None:
     """Move the slot `name` to the publisher's current position, because every table is copied again.
 
     Creates the slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets
     past changes that cannot be decoded.  With two-phase commit enabled it skips nothing: of a transaction prepared
-    before the new position only the COMMIT PREPARED would arrive.  If what the slot retains is `undecodable`, it gets
+    before the new position only the COMMIT PREPARED would arrive.  If what the slot retains cannot be decoded, it gets
     another one instead, to which such a transaction is sent whole, and whose creation waits for those that are prepared.
     The stream begins where the slot does: no origin is stored.
     """
     two_phase = subscription.options.two_phase_state == "e"
     slot = await slots.slot_info(connection, name)
-    if slot is not None and (slot.lost or (two_phase and undecodable)):
+    if slot is not None and (slot.lost or (two_phase and await _failed_to_decode(session.catalog, subscription.oid))):
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
     if slot is None:

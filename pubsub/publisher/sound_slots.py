@@ -86,7 +86,7 @@ async def create_slot(
         try:
             altered = await _altered_since(looking, str(began[0]), table)
         except PubsubError:
-            # Whoever asked for it has none.
+            # The caller does not learn that it is there.
             with suppress(PubsubError):
                 await replication.drop_slot(connection, name, missing_ok=True)
             raise

@@ -17,6 +17,7 @@ from pubsub.sql.identifiers import quote_qualified
 from pubsub.testing.compare import compare_tables
 from tests.crash.settle import FailedRound
 from tests.crash.world import World
+from tests.support.history import newest, since_emptied
 from tests.support.versions import assert_spans
 
 #: By table: the columns of its key.
@@ -26,7 +27,7 @@ _FULL: Final = "Keyless"
 
 
 def compare(world: World, relation: SubscriptionRel) -> None:
-    """Compare the rows of before's end with the publisher's.  Raises FailedRound."""
+    """Compare the rows that the table says there are now with the publisher's.  Raises FailedRound."""
     table = relation.published_name
     key = _KEYS.get(table, ("id",))
     rows = _plain(query(relation.path, "SELECT * FROM t").read_all())
@@ -36,7 +37,7 @@ def compare(world: World, relation: SubscriptionRel) -> None:
             assert_spans(spans.to_pylist(), ",".join(key))
             found = rows.filter(rows["_pubsub_valid_to_lsn"].is_null())
         else:
-            found = newest(rows, key)
+            found = ends_with(rows, key)
     except AssertionError as error:
         raise FailedRound(f"{relation.qualified_name}: {error}") from error
     if table == _FULL and relation.beside == "history":
@@ -70,7 +71,7 @@ def _plain(rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema([pa.field(field.name, plain(field.type)) for field in rows.schema]))
 
 
-def newest(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
+def ends_with(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     """Return the publisher's rows that a history ends with; without a key those of `_FULL` have their ids only.
 
     Raises AssertionError if a change follows none that it needs, or two of one transaction have one place.
@@ -78,47 +79,26 @@ def newest(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     columns = [name for name in rows.column_names if name not in change_rows.NAMES]
     rows = rows.sort_by([(change_rows.LSN, "ascending"), (change_rows.SEQ, "ascending")])
     ops = rows[change_rows.OP].to_pylist()
-    places = list(zip(rows[change_rows.LSN].to_pylist(), rows[change_rows.SEQ].to_pylist(), strict=True))
+    places = zip(rows[change_rows.LSN].to_pylist(), rows[change_rows.SEQ].to_pylist(), strict=True)
     changes = [place for place, op in zip(places, ops, strict=True) if op != "R"]
     assert len(changes) == len(set(changes)), "two changes have one place"
-    begins = max((number + 1 for number, op in enumerate(ops) if op == "T"), default=0)
     if not key:
-        return rows.take(_kept(rows, ops, begins))
-    # Of each row there is now, and of each of its columns, the row of the history with its value.
-    held: dict[Any, list[int]] = {}
-    moved: list[int] | None = None
+        return rows.take(_kept(rows["id"].to_pylist(), ops))
     keys = list(zip(*(rows[name].to_pylist() for name in key), strict=True))
-    unchanged = rows[change_rows.UNCHANGED].to_pylist()
-    for number in range(begins, len(ops)):
-        op, at = ops[number], keys[number]
-        whole = [number] * len(columns)
-        if op in "RI":
-            assert at not in held, f"{op} of {at} at {places[number]}, which is there"
-            held[at] = whole
-        elif op == "O":
-            moved = held.pop(at)
-        elif op == "D":
-            assert at in held, f"D of {at} at {places[number]}, which is not there"
-            del held[at]
-        else:
-            before, moved = held.get(at, moved), None
-            assert before is not None, f"U of {at} at {places[number]}, which is not there"
-            same = set(unchanged[number] or ())
-            held[at] = [old if name in same else new for name, old, new in zip(columns, before, whole, strict=True)]
-    taken = zip(*held.values(), strict=True) if held else [()] * len(columns)
+    held = newest(ops, keys, rows[change_rows.UNCHANGED].to_pylist(), columns)
+    taken = zip(*held, strict=True) if held else [()] * len(columns)
     return pa.table(
         {name: rows[name].take(pa.array(numbers, pa.int64())) for name, numbers in zip(columns, taken, strict=True)}
     )
 
 
-def _kept(rows: pa.Table, ops: list[str], begins: int) -> list[int]:
-    """Return the rows that were added and not taken away, told apart by their ids."""
-    ids = rows["id"].to_pylist()
+def _kept(ids: list[Any], ops: list[str]) -> list[int]:
+    """Return the numbers of the changes whose rows were added and not taken away, told apart by their ids."""
     found: dict[Any, list[int]] = {}
-    for number in range(begins, len(ops)):
+    for number in range(since_emptied(ops), len(ops)):
         if ops[number] in "RIU":
             found.setdefault(ids[number], []).append(number)
         else:
-            assert found.get(ids[number]), f"{ops[number]} of {ids[number]}, which is not there"
+            assert found.get(ids[number]), f"change {number}, {ops[number]} of {ids[number]}, which is not there"
             found[ids[number]].pop()
     return [number for some in found.values() for number in some]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,20 +109,24 @@ def said(logs: Mapping[Path, int]) -> tuple[Counter[str], list[str]]:
     """
     counts: Counter[str] = Counter()
     defects: list[str] = []
+    for raw in _written(logs):
+        try:
+            line: dict[str, Any] = json.loads(raw)
+        except ValueError:
+            text = raw.decode(errors="replace").rstrip()
+            # Py4J and PySpark write of each connection to a JVM that was killed.
+            if text.startswith(("Exception ignored", "Task exception")) or _OWN.match(text):
+                defects.append(text)
+            continue
+        if line.get("level") in {"warning", "error", "critical"}:
+            counts[str(line.get("event"))[:80]] += 1
+            if _OWN.match(str(line.get("exception", "")).rstrip().rpartition("\n")[2]):
+                defects.append(f"{line.get('event')}: {line['exception']}")
+    return counts, defects
+
+
+def _written(logs: Mapping[Path, int]) -> Iterator[bytes]:
     for log, began in logs.items():
         with log.open("rb") as file:
             file.seek(began)
-            for raw in file:
-                try:
-                    line: dict[str, Any] = json.loads(raw)
-                except ValueError:
-                    text = raw.decode(errors="replace").rstrip()
-                    # Py4J and PySpark write of each connection to a JVM that was killed.
-                    if text.startswith(("Exception ignored", "Task exception")) or _OWN.match(text):
-                        defects.append(text)
-                    continue
-                if line.get("level") in {"warning", "error", "critical"}:
-                    counts[str(line.get("event"))[:80]] += 1
-                    if _OWN.match(str(line.get("exception", "")).rstrip().rpartition("\n")[2]):
-                        defects.append(f"{line.get('event')}: {line['exception']}")
-    return counts, defects
+            yield from file

@@ -119,15 +119,18 @@ class Faults:
                 self._start(daemon)
 
     def _kill_catalog(self, fault: Fault, chance: random.Random) -> None:
-        catalog = self._catalog()
-        with self._catalogs:
-            catalog.kill()
-            time.sleep(fault.seconds)
-            catalog.start()
+        self._kill(self._catalog(), self._catalogs, fault.seconds)
 
     def _terminate_catalog(self, fault: Fault, chance: random.Random) -> None:
         some = chance.choice(["true", "random() < 0.5"])
         self._terminate(f"{some} AND {self.world.node.sessions()}")
+
+    def _kill(self, server: EmbeddedPostgres | S3Server, lock: threading.Lock, seconds: float) -> None:
+        """Kill a server, and start it again after some seconds."""
+        with lock:
+            server.kill()
+            time.sleep(seconds)
+            server.start()
 
     def _terminate(self, condition: str) -> None:
         """End sessions of the catalog's server."""
@@ -141,11 +144,7 @@ class Faults:
         return catalog
 
     def _kill_store(self, fault: Fault, chance: random.Random) -> None:
-        store = self._store()
-        with self._stores:
-            store.kill()
-            time.sleep(fault.seconds)
-            store.start()
+        self._kill(self._store(), self._stores, fault.seconds)
 
     def _stop_store(self, fault: Fault, chance: random.Random) -> None:
         with self._stores:
@@ -269,10 +268,7 @@ class Faults:
     # The publisher and the network
 
     def _kill_publisher(self, fault: Fault, chance: random.Random) -> None:
-        with self._publisher:
-            self.world.server.kill()
-            time.sleep(min(fault.seconds, 2.0))
-            self.world.server.start()
+        self._kill(self.world.server, self._publisher, min(fault.seconds, 2.0))
 
     def _restart_publisher(self, fault: Fault, chance: random.Random) -> None:
         with self._publisher:

@@ -70,9 +70,9 @@ def _history(*changes: tuple[str, int, int | None, list[str]]) -> pa.Table:
 
 def test_a_history_gives_the_rows_that_it_ends_with() -> None:
     changes = [("R", 1, 10, []), ("I", 2, 20, []), ("U", 1, None, ["n"]), ("O", 2, None, []), ("U", 3, None, ["n"])]
-    found = beside.newest(_history(*changes, ("I", 4, 40, []), ("D", 4, None, [])), ("id",))
+    found = beside.ends_with(_history(*changes, ("I", 4, 40, []), ("D", 4, None, [])), ("id",))
     assert sorted(zip(*(found[name].to_pylist() for name in ("id", "n")), strict=True)) == [(1, 10), (3, 20)]
-    emptied = beside.newest(_history(*changes, ("T", 0, None, []), ("I", 4, 40, [])), ("id",))
+    emptied = beside.ends_with(_history(*changes, ("T", 0, None, []), ("I", 4, 40, [])), ("id",))
     assert emptied.to_pylist() == [{"id": 4, "n": 40}]
 
 
@@ -81,4 +81,4 @@ def test_a_history_that_lacks_a_change_is_found(lost: int) -> None:
     changes = [("I", 1, 10, []), ("D", 1, None, []), ("I", 1, 11, []), ("U", 1, 12, []), ("D", 1, None, [])]
     del changes[lost]
     with pytest.raises(AssertionError, match="there"):
-        beside.newest(_history(*changes), ("id",))
+        beside.ends_with(_history(*changes), ("id",))
