@@ -161,13 +161,14 @@ def batches(
     connection: Connection,
     statement: str,
     schema: pa.Schema,
-    parse: Callable[[bytes, pa.Schema], pa.RecordBatch],
+    parse: Callable[[list[bytes], pa.Schema], pa.RecordBatch],
     longest: int | None = None,
     max_rate: float = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time, `max_rate` bytes per second at most (0: no limit).
 
-    Raises psycopg.Error, RowTooLong for a row of more than `longest` bytes, and as `parse` does.
+    `parse` takes rows out of the list that it gets, which is used again.  Raises psycopg.Error, RowTooLong for a row of more than
+    `longest` bytes, and as `parse` does.
 
     libpq returns one row per call, so the loop does little else.  Whatever waits for the server waits in poll: psycopg's own calls
     that block (get_copy_data(0), get_result) would stop every thread of this process until the server sends.
@@ -235,13 +236,11 @@ def _parsed(
     size: int,
     longest: int | None,
     schema: pa.Schema,
-    parse: Callable[[bytes, pa.Schema], pa.RecordBatch],
+    parse: Callable[[list[bytes], pa.Schema], pa.RecordBatch],
 ) -> pa.RecordBatch:
-    """Parse rows of `size` bytes, and clear the list.  Raises RowTooLong, and as `parse` does."""
+    """Parse rows of `size` bytes, which empties the list.  Raises RowTooLong, and as `parse` does."""
     _require_short(rows, size, longest)
-    text = [b"".join(rows)]
-    rows.clear()
-    return parse(text.pop(), schema)  # which alone has the text then, and may free it
+    return parse(rows, schema)
 
 
 def _require_short(rows: list[bytes], size: int, longest: int | None) -> None:

@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pubsub.delta.places import remove_tree
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.text.copy_csv import parse_copy
 from pubsub.publisher import copy_out, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.sql.identifiers import quote_literal
@@ -590,15 +591,9 @@ def test_a_server_that_is_silent_in_a_copy_stops_no_other_thread(database: Datab
             wait_until(lambda: holder.execute(waits.encode()).fetchall(), "the copy to wait")
             holder.execute("SELECT pg_advisory_unlock(7)")
 
+        copy, schema = f"COPY ({query}) TO STDOUT (FORMAT csv)", pa.schema([("n", pa.int32())])
         with ThreadPoolExecutor(1) as other:
             unlocked = other.submit(give_up)
-            batches = list(
-                copy_out.batches(
-                    copying,
-                    f"COPY ({query}) TO STDOUT (FORMAT csv)",
-                    pa.schema([("n", pa.int32())]),
-                    lambda text, schema: pa.record_batch([[int(line) for line in text.split()]], names=schema.names),
-                )
-            )
+            batches = list(copy_out.batches(copying, copy, schema, parse_copy))
             unlocked.result()
         assert [n for batch in batches for n in batch.column(0).to_pylist()] == [*range(1, rows + 1), 0]

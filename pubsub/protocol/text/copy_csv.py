@@ -7,7 +7,7 @@ CopyAttributeOutCSV).
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from typing import Final
 
 import pyarrow as pa
@@ -37,17 +37,20 @@ class InvalidCopiedField(InvalidValue):
         self.key = key
 
 
-def parse_copy(
-    data: bytes | Sequence[bytes | memoryview], fields: pa.Schema, hidden: Set[str] = frozenset()
-) -> pa.RecordBatch:
+def parse_copy(data: bytes | list[bytes], fields: pa.Schema, hidden: Set[str] = frozenset()) -> pa.RecordBatch:
     """Parse whole rows of a copy's output into a batch with the schema `fields`.
 
-    The copy has the same columns in the same order, at least one.  `hidden` names those whose values no error shows.
+    The copy has the same columns in the same order, at least one.  A list is emptied: a row of it may take a gigabyte, which whoever
+    calls this would otherwise keep.  `hidden` names the columns whose values no error shows.
 
     Raises ProtocolViolation for malformed output, InvalidCopiedField for a value that its column cannot hold,
     ProgramLimitExceeded for more than MAX_COPY_BYTES.
     """
-    text = data if isinstance(data, bytes) else b"".join(data)
+    if isinstance(data, list):
+        text = b"".join(data)
+        data.clear()
+    else:
+        text = data
     del data
     if not text:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=fields)
