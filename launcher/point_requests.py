@@ -14,12 +14,12 @@ from typing import Final
 
 import structlog
 
-from apply.worker import ApplyWorker
 from catalog.records import Request
 from catalog.store import Catalog
+from launcher import streaming_worker
 from launcher.failures import typed
 from launcher.runner import Runner
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 
 #: How long a command may take to import a snapshot, in seconds.
@@ -87,7 +87,8 @@ class PointRequests:
         free = asyncio.Event()
         self._free[free] = request.subid
         try:
-            async with self._worker(request).snapshot_point(at=_lsn(request.payload.get("at"))) as point:
+            _, worker = await streaming_worker.streaming(self._runners, request.subid or 0)
+            async with worker.snapshot_point(at=_lsn(request.payload.get("at"))) as point:
                 result = {"lsn": str(point.lsn), "snapshot": point.snapshot}
                 waits = await self._catalog.answer(request.id, result=result)
                 answered.set()
@@ -101,16 +102,6 @@ class PointRequests:
                 await self._catalog.answer(request.id, typed(error))
         finally:
             del self._free[free]
-
-    def _worker(self, request: Request) -> ApplyWorker:
-        runner = self._runners.get(request.subid or 0)
-        if runner is None or runner.apply is None:
-            raise NotInPrerequisiteState(
-                "the subscription has no apply worker that runs",
-                detail="It is disabled, or its worker has failed and starts again soon.",
-                hint="pubsub status says why.",
-            )
-        return runner.apply
 
 
 def _lsn(text: object) -> Lsn | None:

@@ -17,7 +17,6 @@ copies as are missing or too many come or go.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +34,7 @@ from apply.worker import ApplyWorker
 from apply.worker_statistics import Figures
 from catalog.records import Request, Subscription, SubscriptionRel
 from catalog.store import Catalog
+from launcher import streaming_worker
 from launcher.failures import typed
 from launcher.runner import Runner
 from pubsub import faults
@@ -57,11 +57,8 @@ from tablesync.row_forms import published, row_form, source_table
 from tablesync.window import rows_under, with_columns
 
 _NAME: Final = "pubsub repair"
-#: How often a repair is begun when the apply worker starts again meanwhile, and for how long one that does not run is waited
-#: for and looked for, in seconds.
+#: How often a repair is begun when the apply worker starts again meanwhile.
 _ATTEMPTS: Final = 5
-_PATIENCE: Final = 60.0
-_LOOK: Final = 0.2
 
 logger = structlog.get_logger()
 
@@ -118,27 +115,15 @@ class RepairRequests:
         found: dict[str, Any] = {}
         worker: ApplyWorker | None = None
         for attempt in range(1, _ATTEMPTS + 1):
-            worker, subscription = await self._running(subid, other_than=worker)
+            runner, worker = await streaming_worker.streaming(self._runners, subid, other_than=worker)
             try:
-                lsn = await self._repair_at_point(worker, subscription, tables, found)
+                lsn = await self._repair_at_point(worker, runner.subscription, tables, found)
                 return {"lsn": str(lsn), "tables": found}
             except StartAgain as again:
                 if attempt == _ATTEMPTS:
                     raise
                 logger.info("a repair begins again", reason=again.message)
         raise AssertionError
-
-    async def _running(self, subid: int, *, other_than: ApplyWorker | None) -> tuple[ApplyWorker, Subscription]:
-        """Return the subscription's apply worker once it streams.  Raises NotInPrerequisiteState if none does in time."""
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            runner = self._runners.get(subid)
-            worker = runner.apply if runner is not None else None
-            if runner is not None and worker is not None and worker is not other_than and worker.streaming:
-                return worker, runner.subscription
-            if runner is None or time.monotonic() > deadline:
-                raise NotInPrerequisiteState("the subscription has no apply worker that runs")
-            await asyncio.sleep(_LOOK)
 
     async def _repair_at_point(
         self,
