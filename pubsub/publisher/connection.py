@@ -381,19 +381,21 @@ async def _poll(pgconn: PGconn) -> Host | None:
     return None
 
 
-def _connect_timeout(pgconn: PGconn) -> float | None:
-    """Return connect_timeout in seconds as libpq found it, or a minute without one (fe-connect.c: pqConnectDBComplete).
+def connect_timeout(given: str | None) -> float | None:
+    """Return connect_timeout in seconds, a minute where it is not given; None: no limit (fe-connect.c: pqConnectDBComplete)."""
+    if not given:
+        return _PATIENCE
+    try:
+        seconds = int(given)
+    except ValueError:
+        return None
+    return max(seconds, 2) if seconds > 0 else None
 
-    libpq also looks in a service file and the environment.
-    """
-    for option in pgconn.info:
-        if option.keyword == b"connect_timeout" and option.val:
-            try:
-                seconds = int(option.val)
-            except ValueError:
-                return None
-            return max(seconds, 2) if seconds > 0 else None
-    return _PATIENCE
+
+def _connect_timeout(pgconn: PGconn) -> float | None:
+    """Return it as libpq found it, which also looks in a service file and the environment."""
+    found = (one.val.decode() for one in pgconn.info if one.keyword == b"connect_timeout" and one.val)
+    return connect_timeout(next(found, None))
 
 
 def _same_place(host: Host, other: Host) -> bool:

@@ -5,14 +5,17 @@ After each, the tables are equal: nothing is lost, nothing comes twice.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from pubsub.errors import PublisherError
+from pubsub.publisher.connection import Connection
 from pubsub.testing.bad_network import BadNetwork
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish
@@ -31,6 +34,8 @@ _SPARED = b"DROP_REPLICATION_SLOT"
 # An apply worker that starts reports what the one before it has applied as flushed (worker.c: send_feedback knows the new one's
 # transactions only).  With synchronous_commit = off, the default, a subscriber that is killed then loses it, with any publisher.
 _KILLED = "WITH (streaming = parallel, two_phase, synchronous_commit = on)"
+
+_UNANSWERED = "the upstream server does not answer"
 
 
 def change(pair: Pair, number: int) -> None:
@@ -187,6 +192,38 @@ def test_the_upstream_server_falls_silent(tmp_path: Path) -> None:
             wait_until(lambda: pair.slots() == ["s"], "the slot is seen")
             pair.close()
             assert pair.publish.terminate() == 0, pair.publish.tail()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("when", ["before the stream", "in it"])
+def test_the_upstream_server_falls_silent_where_a_session_asks_it(tmp_path: Path, when: str) -> None:
+    """As a stream begins or ends: its slot is free again after wal_receiver_timeout, whether the client is there or not."""
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "pubsub.toml").write_text('wal_receiver_timeout = "2s"\n')
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedPostgres("18", settings=SETTINGS))
+        network = stack.enter_context(BadNetwork(server.port))
+        publish = Publish(tmp_path / "node", server.conninfo(port=network.port))
+        stack.callback(publish.terminate)
+
+        async def ask() -> None:
+            async with await Connection.connect(publish.conninfo(), replication=True) as client:
+                await client.execute("CREATE_REPLICATION_SLOT s LOGICAL test_decoding (SNAPSHOT 'nothing')")
+                start = "START_REPLICATION SLOT s LOGICAL 0/0"
+                if when == "in it":
+                    await client.start_copy_both(start)
+                network.silence()
+                if when == "in it":
+                    client.pgconn.put_copy_end()
+                    await client.flush()
+                    wait_until(lambda: _UNANSWERED in publish.tail(), "the session is ended")
+                else:
+                    with pytest.raises(PublisherError, match=_UNANSWERED):
+                        await client.start_copy_both(start)
+
+        asyncio.run(ask())
+        active = "SELECT active FROM pg_replication_slots"
+        wait_until(lambda: publish.query(active) == [(False,)], "the slot is free")
 
 
 @pytest.mark.full

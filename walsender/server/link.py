@@ -8,6 +8,7 @@ allow and prefer, TLS with require, verify-ca and verify-full, with this program
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,16 @@ from psycopg import pq
 from pubsub.backend import messages as m
 from pubsub.backend.listener import close
 from pubsub.errors import ConnectionFailure, PubsubError
-from pubsub.publisher.connection import Connection
+from pubsub.publisher.connection import Connection, connect_timeout
 from pubsub.publisher.conninfo import Host, format_conninfo, parse_conninfo, resolve_hosts
 
 _PORT: Final = "5432"
+_KEEPALIVES: Final = {
+    "keepalives_idle": socket.TCP_KEEPIDLE,
+    "keepalives_interval": socket.TCP_KEEPINTVL,
+    "keepalives_count": socket.TCP_KEEPCNT,
+    "tcp_user_timeout": socket.TCP_USER_TIMEOUT,
+}
 
 
 class Upstream:
@@ -61,10 +68,12 @@ class Upstream:
                 if place.startswith(("/", "@")):
                     path = f"{place}/.s.PGSQL.{port}"
                     return await asyncio.open_unix_connection("\0" + path[1:] if place[0] == "@" else path)
-                reader, writer = await asyncio.open_connection(place, int(port))
-                await self._secure(reader, writer, host.name)
+                async with asyncio.timeout(connect_timeout(self._effective.get("connect_timeout"))):
+                    reader, writer = await asyncio.open_connection(place, int(port))
+                    self._keep_alive(writer.get_extra_info("socket"))
+                    await self._secure(reader, writer, host.name)
             except OSError as error:
-                failure = error
+                failure = error if error.args else TimeoutError("timeout expired")
             except BaseException:
                 if writer is not None:
                     writer.transport.abort()
@@ -74,6 +83,15 @@ class Upstream:
             if writer is not None:
                 writer.transport.abort()
         raise ConnectionFailure(f"could not connect to the upstream server: {failure}")
+
+    def _keep_alive(self, sock: socket.socket) -> None:
+        """Have the system find that the server is gone, as libpq has it (fe-connect.c: PQconnectPoll)."""
+        if not int(self._effective.get("keepalives", "1")):
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, option in _KEEPALIVES.items():
+            if (given := int(self._effective.get(name, "0"))) > 0:
+                sock.setsockopt(socket.IPPROTO_TCP, option, given)
 
     async def _hosts(self) -> list[Host]:
         """Return the places to try, in order; the one that fits where not every server would (target_session_attrs)."""

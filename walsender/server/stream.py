@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from pubsub.backend import messages as m
-from pubsub.errors import PubsubError
+from pubsub.errors import ConnectionFailure, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Parameter, with_literals
 from pubsub.reorderbuffer.buffer import Statistics
@@ -120,15 +120,17 @@ class Stream:
         feed = session.service.feed
         asking = _Asking(session)
         # The session's backend has nothing to do while a walsender's would be busy, also until the decoding begins.
-        ((idle,),) = await asking.query(_IDLE)
-        await asking.query(_SET_IDLE, ["0"])
+        async with self._answers():
+            ((idle,),) = await asking.query(_IDLE)
+            await asking.query(_SET_IDLE, ["0"])
         await feed.wait_for(min(self._start, feed.received))
         decoder = await session.service.decoders.of(slot)
         if slot.failover:
             await session.service.standby_slots.looked()
         # Before the settings: what is reloaded between them is seen afterwards.
-        loaded = await asking.query(_LOADED)
-        texts, timeout = settings = await self._settings()
+        async with self._answers():
+            loaded = await asking.query(_LOADED)
+            texts, timeout = settings = await self._settings()
         session.send(_COPY_BOTH)
         client = await _Client.of(session)
         request = {
@@ -169,11 +171,29 @@ class Stream:
             assert end.error is not None
             session.send(session.error(PubsubError(**end.error), "FATAL"))
             raise m.Closed
-        await asking.query(_SET_IDLE, [str(idle)])
-        if end.error is not None:
-            raise PubsubError(**end.error)
+        error = None if end.error is None else PubsubError(**end.error)
+        async with self._answers(error):
+            await asking.query(_SET_IDLE, [str(idle)])
+        if error is not None:
+            raise error
         if end.how == COPY_DONE:
             session.send(m.message(b"c"))
+
+    @asynccontextmanager
+    async def _answers(self, error: PubsubError | None = None) -> AsyncIterator[None]:
+        """End the session if the upstream server leaves the body's questions unanswered for wal_receiver_timeout.
+
+        The client is told `error`, or that.  Its slot would otherwise stay active, whether the client is still there or not, until
+        TCP finds that the link to the server is lost.
+        """
+        try:
+            async with asyncio.timeout(self._session.service.feed.receiver_timeout or None):
+                yield
+        except TimeoutError:
+            lost = ConnectionFailure("the upstream server does not answer")
+            logger.warning("a session is ended", slot=self._slot.name, reason=lost.message)
+            self._session.send(self._session.error(error or lost, "FATAL"))
+            raise m.Closed from None
 
     async def _settings(self) -> tuple[upstream.SessionTexts, float]:
         """Return what texts depend on now, and wal_sender_timeout in seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -304,3 +305,23 @@ async def test_several_addresses_are_tried_in_turn() -> None:
         assert await first_bytes(upstream, server) == b"no TLS!!"
         with pytest.raises(ConnectionFailure, match="could not match 2 host names"):
             await Upstream(f"host=a.invalid,b.invalid hostaddr=127.0.0.1 port={port}").connect()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("", True), (" keepalives=1 keepalives_idle=7", True), (" keepalives=0", False)]
+)
+async def test_the_system_finds_that_the_server_is_gone(given: str, kept: bool) -> None:
+    async with Server().listening() as port:
+        _, writer = await Upstream(f"host=127.0.0.1 port={port} tcp_user_timeout=9000{given}").connect()
+        sock = writer.get_extra_info("socket")
+        assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == kept
+        assert (sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7) == ("idle" in given)
+        assert (sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000) == kept
+        writer.close()
+
+
+async def test_a_server_that_does_not_answer_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionFailure, match="could not connect to the upstream server: timeout expired"):
+            await Upstream(f"host=127.0.0.1 port={port} sslmode=require connect_timeout=2").connect()
