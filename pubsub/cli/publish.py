@@ -21,6 +21,7 @@ from pubsub.node.node import make_home
 from pubsub.protocol.lsn import Lsn
 from pubsub.server.doors import Doors
 from pubsub.settings import Settings
+from pubsub.stacks import tell_when_asked
 
 if TYPE_CHECKING:
     from pubsub.cli.common import Common
@@ -42,6 +43,7 @@ async def serve(common: Common, more: Mapping[str, Any], past: PastSlot | None =
     `more`: settings of the command line, see Settings.load.  `past`: a slot to make first.
     """
     logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose)
+    tell_when_asked(asyncio.get_running_loop())
     harden()
     settings = Settings.load(common.home, more)
     warn_of_readers(settings)

@@ -14,6 +14,7 @@ is forked is a whole process.  This one ends when the other end of its socket is
 from __future__ import annotations
 
 import errno
+import faulthandler
 import gc
 import os
 import select
@@ -106,6 +107,8 @@ def _tell(sock: socket.socket, kind: bytes, number: int, said: int) -> None:
 
 def main(descriptor: int, programs: Sequence[str]) -> int:
     """Serve; in a forked process, run its program.  Return the exit code."""
+    # A program may tell more (stacks.py); none ends of being asked where it stands.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     found: list[tuple[str, Callable[..., int]]] = []
     for one in programs:
         name, _, module = one.partition("=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import machine
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish
 from tests.support.replica import wait_until
@@ -85,3 +87,20 @@ def test_each_client_has_its_own_settings(tmp_path: Path) -> None:
         assert b"01.07.2024 21:00:00 JST" in contents["tokyo_pgoutput"]
         assert b"08:00:00-04" in contents["york_pgoutput"]
         assert b"P1DT2H" in contents["tokyo_test_decoding"]
+
+
+def test_its_processes_tell_where_they_stand(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedPostgres("18"))
+        publish = Publish(tmp_path / "node", server.conninfo("postgres"))
+        stack.callback(publish.kill)
+        publish.execute("SELECT pg_create_logical_replication_slot('s', 'test_decoding')")
+        decoding = wait_until(
+            lambda: [pid for pid, name in machine.descendants(publish.pid).items() if name == "decoding"], "it decodes"
+        )
+        for pid in (publish.pid, *machine.descendants(publish.pid)):
+            os.kill(pid, signal.SIGUSR1)
+        for text in ("where this process stands", "streaming/process.py", "forks/fork_server.py"):
+            wait_until(lambda text=text: text in publish.read_log(), text)
+        assert publish.query("SELECT count(*) FROM pg_logical_slot_get_changes('s', NULL, NULL)") == [(0,)]
+        assert set(decoding) <= machine.descendants(publish.pid).keys()

@@ -74,9 +74,13 @@ class Publish:
     def pid(self) -> int:
         return self._process.pid
 
+    def read_log(self) -> str:
+        """Return what it has written to standard error."""
+        return self._log.read_text()
+
     def tail(self) -> str:
         """Return the end of its log, and how far its streams and slots are."""
-        return f"{self._log.read_text()[-3000:]}\n{self._positions()}"
+        return f"{self.read_log()[-3000:]}\n{self._positions()}"
 
     def _positions(self) -> str:
         if self._process.poll() is not None:
