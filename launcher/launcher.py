@@ -345,9 +345,9 @@ class Launcher:
                 # A later pass finds it ended; one that started from an older state of the catalog ends with the next pass, since
                 # the change counter has moved.
                 continue
-            if self._pin_requests.takes(request) or self._repair_requests.takes(request):
+            if any(each.takes(request) for each in (self._pin_requests, self._repair_requests, self._point_requests)):
                 continue
-            if await self._point_requests.takes(request):
+            if await self._point_requests.frees(request):
                 continue
             await self._catalog.answer(request.id, self._refusal(request))
 

@@ -14,6 +14,7 @@ import structlog
 from catalog.records import Request
 from catalog.store import Catalog
 from launcher.failures import typed
+from launcher.request_tasks import RequestTasks
 from pubsub.delta import pins
 from pubsub.delta.spark.engine import Engine
 from pubsub.errors import PubsubError
@@ -28,30 +29,14 @@ def carry_out(tables: pins.Properties, kind: str, payload: Mapping[str, Any]) ->
     _WORK[kind](tables, payload["paths"], payload["name"])
 
 
-class PinRequests:
+class PinRequests(RequestTasks):
     """The requests "pin" and "release"; their payload has the pin's name and the paths of the tables."""
 
     def __init__(self, catalog: Catalog, engine: Engine) -> None:
+        super().__init__(_WORK.keys())
         self._catalog = catalog
         self._engine = engine
-        # By request's id, with its subscription's oid.
-        self._tasks: dict[int, tuple[int | None, asyncio.Task[None]]] = {}
         self._one_at_a_time = asyncio.Lock()
-
-    def takes(self, request: Request) -> bool:
-        """Return whether the request is one of these; begin to carry it out, unless that has begun."""
-        if request.kind not in _WORK:
-            return False
-        if request.id not in self._tasks:
-            task = asyncio.create_task(self._carry_out(request), name=request.kind)
-            self._tasks[request.id] = request.subid, task
-            task.add_done_callback(lambda _: self._tasks.pop(request.id))
-        return True
-
-    @property
-    def busy(self) -> set[int]:
-        """The oids of the subscriptions whose tables are being pinned."""
-        return {subid for subid, _ in self._tasks.values() if subid is not None}
 
     async def close(self) -> None:
         """Wait until what has begun has ended."""

@@ -18,6 +18,7 @@ from catalog.records import Request
 from catalog.store import Catalog
 from launcher import streaming_worker
 from launcher.failures import typed
+from launcher.request_tasks import RequestTasks
 from launcher.runner import Runner
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
@@ -30,40 +31,28 @@ _LOOK: Final = 2.0
 logger = structlog.get_logger()
 
 
-class PointRequests:
+class PointRequests(RequestTasks):
     """The requests "hold point", whose payload may have the least LSN `at`, and "free point" of the same subscription."""
 
     def __init__(self, catalog: Catalog, runners: Mapping[int, Runner]) -> None:
+        super().__init__({"hold point"})
         self._catalog = catalog
         self._runners = runners
-        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._free: dict[asyncio.Event, int | None] = {}
 
-    async def takes(self, request: Request) -> bool:
-        """Return whether the request is one of these; begin to carry it out, unless that has begun."""
-        if request.kind == "free point":
-            # All that there are: one command at a time verifies a subscription, and one that was interrupted may not
-            # have read the answer to "hold point".
-            for event, subid in self._free.items():
-                if subid == request.subid:
-                    event.set()
-            await self._catalog.answer(request.id)
-            return True
-        if request.kind != "hold point":
+    async def frees(self, request: Request) -> bool:
+        """Return whether the request is "free point"; carry it out."""
+        if request.kind != "free point":
             return False
-        if request.id not in self._tasks:
-            task = self._tasks[request.id] = asyncio.create_task(self._hold(request), name=request.kind)
-            task.add_done_callback(lambda _: self._tasks.pop(request.id))
+        # All that there are: one command at a time verifies a subscription, and one that was interrupted may not have read the
+        # answer to "hold point".
+        for event, subid in self._free.items():
+            if subid == request.subid:
+                event.set()
+        await self._catalog.answer(request.id)
         return True
 
-    async def close(self) -> None:
-        """Let go of every point."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _hold(self, request: Request) -> None:
+    async def _carry_out(self, request: Request) -> None:
         """Carry out a request, unless its command gives up or is killed meanwhile: then the request is gone."""
         answered = asyncio.Event()
         work = asyncio.create_task(self._answer(request, answered), name="hold point")

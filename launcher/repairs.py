@@ -36,6 +36,7 @@ from catalog.records import Request, Subscription, SubscriptionRel
 from catalog.store import Catalog
 from launcher import streaming_worker
 from launcher.failures import typed
+from launcher.request_tasks import RequestTasks
 from launcher.runner import Runner
 from pubsub import faults
 from pubsub.delta import table as delta
@@ -63,40 +64,17 @@ _ATTEMPTS: Final = 5
 logger = structlog.get_logger()
 
 
-class RepairRequests:
+class RepairRequests(RequestTasks):
     """The request "repair"; `tables` of its payload has, for each table, `relid` and the `file` of the keys that differ.
 
     A table without a key has `seed` and `null` of the hashes in the file instead.
     """
 
     def __init__(self, catalog: Catalog, engine: Engine, runners: Mapping[int, Runner]) -> None:
+        super().__init__({"repair"})
         self._catalog = catalog
         self._engine = engine
         self._runners = runners
-        # By request's id, with its subscription's oid.
-        self._tasks: dict[int, tuple[int, asyncio.Task[None]]] = {}
-
-    def takes(self, request: Request) -> bool:
-        """Return whether the request is one of these; begin to carry it out, unless that has begun."""
-        if request.kind != "repair":
-            return False
-        if request.id not in self._tasks:
-            task = asyncio.create_task(self._carry_out(request), name="repair")
-            self._tasks[request.id] = request.subid or 0, task
-            task.add_done_callback(lambda _: self._tasks.pop(request.id))
-        return True
-
-    @property
-    def busy(self) -> set[int]:
-        """The oids of the subscriptions of which tables are being repaired."""
-        return {subid for subid, _ in self._tasks.values()}
-
-    async def close(self) -> None:
-        """End what has begun; a commit under way is made."""
-        tasks = [task for _, task in self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry_out(self, request: Request) -> None:
         try:
