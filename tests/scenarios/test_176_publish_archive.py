@@ -123,7 +123,7 @@ def test_a_slot_begins_in_the_past(
         wait_until(lambda: len(follower.ids) == 12 or follower.error, "and what is written now")
     assert follower.error is None
     assert follower.ids == list(range(6, 18))
-    assert "replication slot is there already" in publish.tail()
+    assert "replication slot is there already" in publish.read_log()
     assert upstream.query(_OF_SERVER) == [(0,)]
 
 
@@ -286,14 +286,14 @@ def test_wal_that_the_server_removed_while_we_were_away_comes_from_the_archive(
         writer.forget()
         (archive / "closed").touch()
         publish.start()
-        wait_until(lambda: "the archive cannot be read" in publish.tail(), "the archive was asked")
+        wait_until(lambda: "the archive cannot be read" in publish.read_log(), "the archive was asked")
         assert len(follower.ids) == 2
         (archive / "closed").unlink()
         writer.write(2)
         wait_until(lambda: len(follower.ids) == 9 or follower.error, "all have come")
     assert follower.ids == list(range(1, 10))
     assert follower.error is None
-    assert "restored log file from archive" in publish.tail()
+    assert "restored log file from archive" in publish.read_log()
 
 
 @pytest.mark.full

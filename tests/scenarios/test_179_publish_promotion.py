@@ -64,7 +64,7 @@ def test_slots_go_on_along_the_new_timeline(tmp_path: Path) -> None:
                 _insert(standby, 16, 20)
                 wait_until(lambda: len(follower.ids) == 20 or follower.error, "what the new primary writes comes, too")
                 assert follower.error is None
-                assert "to a new timeline" in publish.tail()
+                assert "to a new timeline" in publish.read_log()
                 with standby.make_standby("sc") as third:
                     publish.terminate()
                     _insert(standby, 21, 25)
@@ -107,16 +107,16 @@ def test_a_timeline_that_left_before_what_was_read_is_refused(tmp_path: Path) ->
                 standby.promote()
                 _insert(standby, 6, 6)
                 assert publish.wait() == 1
-                assert "timeline 2 left timeline 1 before" in publish.tail()
+                assert "timeline 2 left timeline 1 before" in publish.read_log()
                 # It stays so.
-                publish_again = [publish.tail().count("timeline 2 left timeline 1")]
+                publish_again = [publish.read_log().count("timeline 2 left timeline 1")]
                 try:
                     publish.start()
                 except AssertionError:
                     pass
                 else:
                     assert publish.wait() == 1
-                assert publish.tail().count("timeline 2 left timeline 1") > publish_again[0]
+                assert publish.read_log().count("timeline 2 left timeline 1") > publish_again[0]
             assert follower.ids == list(range(1, 11))
         finally:
             publish.kill()
@@ -150,6 +150,6 @@ def test_a_timeline_that_left_before_what_was_confirmed_is_refused(tmp_path: Pat
             with pytest.raises(AssertionError):
                 publish.start()
             assert publish.wait() == 1
-            assert "timeline 2 left timeline 1 before" in publish.tail()
+            assert "timeline 2 left timeline 1 before" in publish.read_log()
         finally:
             publish.kill()

@@ -87,7 +87,7 @@ def test_failover_slots_wait_for_the_standbys(version: str, tmp_path: Path) -> N
         _insert(server, 1)
         wait_until(lambda: free.ids == [1], "others do not wait")
         assert stand([])
-        assert "does not have active_pid" in publish.tail()
+        assert "does not have active_pid" in publish.read_log()
         with _standby(server, received):
             wait_until(lambda: stand([1]), "the standby has it")
         wait_until(
@@ -114,7 +114,7 @@ def test_failover_slots_wait_for_the_standbys(version: str, tmp_path: Path) -> N
         wait_until(lambda: stand([1, 2]), "nobody is waited for")
         assert publish.query("SELECT count(*) FROM pg_logical_slot_get_changes('asked', NULL, NULL)") == [(6,)]
         _set(server, "Standby, nowhere")
-        wait_until(lambda: '"nowhere" specified in parameter' in publish.tail().replace("\\", ""), "it is noticed")
+        wait_until(lambda: '"nowhere" specified in parameter' in publish.read_log().replace("\\", ""), "it is noticed")
         _insert(server, 3)
         wait_until(lambda: free.ids == [1, 2, 3], "others do not wait")
         assert stand([1, 2])

@@ -216,7 +216,7 @@ def test_the_upstream_server_falls_silent_where_a_session_asks_it(tmp_path: Path
                 if when == "in it":
                     client.pgconn.put_copy_end()
                     await client.flush()
-                    wait_until(lambda: _UNANSWERED in publish.tail(), "the session is ended")
+                    wait_until(lambda: _UNANSWERED in publish.read_log(), "the session is ended")
                 else:
                     with pytest.raises(PublisherError, match=_UNANSWERED):
                         await client.start_copy_both(start)

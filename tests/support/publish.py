@@ -14,11 +14,15 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from bench import machine
 from pubsub.faults import VARIABLE
 from pubsub.testing.fixtures import Database
 from pubsub.testing.ports import Port
 from tests.running import logs
 from tests.support.replica import PATIENCE, Replica, RunningNode, wait_until
+
+#: How long is waited for it to tell where it stands, in seconds.
+_STANDS = 20.0
 
 
 class Publish:
@@ -81,6 +85,19 @@ class Publish:
     def tail(self) -> str:
         """Return the end of its log, and how far its streams and slots are."""
         return f"{self.read_log()[-3000:]}\n{self._positions()}"
+
+    def stands(self) -> str:
+        """Return the same, and where its processes stand at this moment, which they are asked for."""
+        tail = self.tail()
+        begin = len(self.read_log())
+        ours = [pid for pid, name in machine.descendants(self.pid).items() if name.startswith(("python", "decoding"))]
+        with suppress(AssertionError, ProcessLookupError):
+            for pid in (*ours, self.pid):
+                before = len(self.read_log())
+                os.kill(pid, signal.SIGUSR1)
+                wait_until(lambda before=before: len(self.read_log()) > before, "a process tells", _STANDS)
+            wait_until(lambda: "where this process stands" in self.read_log()[begin:], "it to be told", _STANDS)
+        return f"{tail}\n{self.read_log()[begin:]}"
 
     def _positions(self) -> str:
         if self._process.poll() is not None:

@@ -141,7 +141,7 @@ class Pair:
             missing, more = [r for r in wanted if r not in found], [r for r in found if r not in wanted]
             pytest.fail(
                 f"{what}: {len(wanted)} rows and {len(found)}; missing {missing[:3]}, more {more[:3]}\n"
-                f"{self.publish.tail()}\n{self.subscriber.read_log()[-3000:]}"
+                f"{self.publish.stands()}\n{self.subscriber.read_log()[-3000:]}"
             )
 
     def synced(self) -> None:
@@ -151,7 +151,7 @@ class Pair:
             wait_until(lambda: self.subscribed(left) == [(0,)], "all tables are ready")
         except AssertionError:
             states = self.subscribed("SELECT srrelid::regclass, srsubstate FROM pg_subscription_rel")
-            pytest.fail(f"{states}\n{self.publish.tail()}\n{self.subscriber.read_log()[-3000:]}")
+            pytest.fail(f"{states}\n{self.publish.stands()}\n{self.subscriber.read_log()[-3000:]}")
 
     def caught_up(self, name: str = "") -> None:
         """Wait until the subscriber has confirmed all of the publisher's WAL."""
@@ -164,7 +164,9 @@ class Pair:
             wait_until(lambda: self.served(confirmed) == [(1,)], "the slot is confirmed")
         except AssertionError:
             slots = self.served("SELECT slot_name, active, restart_lsn, confirmed_flush_lsn FROM pg_replication_slots")
-            pytest.fail(f"{lsn} is not confirmed: {slots}\n{self.publish.tail()}\n{self.subscriber.read_log()[-3000:]}")
+            pytest.fail(
+                f"{lsn} is not confirmed: {slots}\n{self.publish.stands()}\n{self.subscriber.read_log()[-3000:]}"
+            )
 
     @contextmanager
     def keeps_sync_slots(self) -> Iterator[None]:
