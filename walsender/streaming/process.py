@@ -21,29 +21,23 @@ import time
 import traceback
 from collections.abc import Coroutine
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from pubsub.backend import messages as m
-from pubsub.errors import ConnectionFailure, DataCorrupted, NotInPrerequisiteState, PublisherError, PubsubError
+from pubsub.errors import PubsubError
 from pubsub.forks.channel import Channel
-from pubsub.publisher.connection import Connection
-from pubsub.publisher.conninfo import format_conninfo, parse_conninfo
 from pubsub.reorderbuffer.directories import SpillDirectory
-from pubsub.reorderbuffer.files import FileFailure
-from walsender.beginning import read_catalogs
-from walsender.feed.archive import Archive
 from walsender.feed.spool import Spool
-from walsender.historic import upstream
-from walsender.historic.state import CatalogState, CatalogStates, Taken
+from walsender.historic.state import CatalogState
 from walsender.historic.tracker import CatalogDiverged
 from walsender.plugin_request import PluginRequest
-from walsender.source.retry import RETRY_INTERVAL, Retry, is_lost
 from walsender.streaming import requests
 from walsender.streaming.backlog import Backlog
+from walsender.streaming.catalogs import Catalogs
 from walsender.streaming.passes import Pass, Wish
 from walsender.streaming.requests import NUMBER, UNLIMITED, StreamEnd, StreamRequest, Task
-from walsender.streaming.spool_source import SpoolSource
 from walsender.streaming.subscriber import STOPPED, Subscriber
 
 _SPILL: Final = "decoding-"
@@ -57,11 +51,6 @@ _HELD: Final = 4 << 20
 """Bytes that wait for a client in memory; the rest is in a file."""
 _SLOW: Final = 32 << 20
 """Bytes that may wait for a client of the base pass, before it gets a pass of its own."""
-_SAVES: Final = 10.0
-"""Least seconds between two savings of the catalogs, and at least `_SHARE` times what saving took."""
-_SHARE: Final = 50
-_THIN: Final = 64 << 20
-"""Bytes of WAL between catalogs that are kept long."""
 _NEAR: Final = 64 << 20
 """Bytes of WAL between streams that begin in one pass: one far behind does not keep the others waiting."""
 _RETRY: Final = 1.0
@@ -103,7 +92,6 @@ class DecodingProcess:
         """What the process ends because of; streams that are still asked for get it."""
         self._limit = 0
         """Where the WAL ends for failover slots; UNLIMITED: where it ends for all."""
-        self._needed = 0
         self._base: Pass | None = None
         self._passes: list[Pass] = []
         self._garbage = False
@@ -115,12 +103,7 @@ class DecodingProcess:
         self._ended: list[tuple[Subscriber, str, PubsubError | None]] = []
         self._scheduled: asyncio.Handle | None = None
         self._worked = 0.0
-        self._sources: set[SpoolSource] = set()
-        self._states: CatalogStates
-        self._taken: Taken | None = None
-        self._saving = False
-        self._saved_at = 0.0
-        self._saving_took = 0.0
+        self._catalogs: Catalogs
         self._pause = 0.0
         self._rooms = 0
         self._spill_directory: SpillDirectory
@@ -149,15 +132,14 @@ class DecodingProcess:
     def _message(self, kind: bytes, contents: bytes, files: list[int]) -> None:
         if kind == requests.TIP:
             (self._tip,) = NUMBER.unpack(contents)
-            for source in self._sources:
-                source.reaches(self._tip)
+            self._catalogs.reaches(self._tip)
             self._work_soon()
         elif kind == requests.TASK:
             self._task = Task.read(contents)
             self._tip = self._task.tip
             self._spill_directory = SpillDirectory.within(Path(self._task.spill), _SPILL)
             self._spill = self._spill_directory.path
-            self._states = CatalogStates(Path(self._task.states))
+            self._catalogs = Catalogs(self._task)
             self._begun.set()
         elif kind == requests.START:
             self._start(StreamRequest.read(contents), socket.socket(fileno=files[0]))
@@ -182,7 +164,7 @@ class DecodingProcess:
             if stream is not None:
                 stream.subscriber.primary_status(lsn, oldest, following)
         elif kind == requests.NEEDED:
-            (self._needed,) = NUMBER.unpack(contents)
+            (self._catalogs.needed,) = NUMBER.unpack(contents)
         elif kind == requests.BYE:
             self._gone.set()
 
@@ -237,16 +219,16 @@ class DecodingProcess:
             if self._base is None:
                 await asyncio.sleep(self._pause)
                 try:
-                    state = await self._catalogs(self._tip, self._task.redo)
-                    self._base = self._new_pass(state)
+                    state = await self._catalogs.before(self._tip, self._task.redo)
+                    self._base = base = self._new_pass(state)
                 except (PubsubError, OSError) as error:
                     # The server starts another process, and knows from where.
                     self._fail(_reported(error))
                     await self._gone.wait()
                     return
-                self._base.decoder.on_list = self._take_catalogs
+                base.decoder.on_list = partial(self._catalogs.take, base)
                 if state.position == self._task.redo:
-                    self._take_catalogs(state.position)
+                    self._catalogs.take(base, state.position)
                 gc.collect()
                 gc.freeze()
                 self._work_soon()
@@ -274,7 +256,7 @@ class DecodingProcess:
     async def _begin_behind(self, behind: list[tuple[_Stream, int]], *, limited: bool = False) -> None:
         try:
             restart = min(stream.restart for stream, _ in behind)
-            state = await self._catalogs(restart, min(stream.redo for stream, _ in behind))
+            state = await self._catalogs.before(restart, min(stream.redo for stream, _ in behind))
             # Those that have ended meanwhile are forgotten already: a pass would keep them for ever.
             behind = [one for one in behind if one[0].subscriber.ending is None]
             if not behind:
@@ -309,69 +291,6 @@ class DecodingProcess:
     def _room(self) -> Path:
         self._rooms += 1
         return self._spill / str(self._rooms)
-
-    async def _catalogs(self, lsn: int, redo: int) -> CatalogState:
-        """Return the newest catalogs from before `lsn`: from disk, or read from the server and the WAL from `redo` on.
-
-        Those from before the spool serve only where the archive is needed in any case.
-        """
-        oldest = min(Spool(Path(self._task.spool), self._task.segment_size).starts(), default=0)
-        while True:
-            position = self._states.newest_before(lsn)
-            if position is None or (
-                # The list of running transactions at which a slot begins lies behind the redo position.
-                position < oldest and (oldest <= redo < lsn or Archive.of(Path(self._task.spool)) is None)
-            ):
-                return await self._read_catalogs(redo)
-            try:
-                state = self._states.load(position)
-                server = state.facts.server
-                if (server.system_identifier, server.database) != (self._task.system_identifier, self._task.database):
-                    raise DataCorrupted("the catalogs are of another server or database")
-            except (DataCorrupted, FileFailure) as error:
-                print(error.report(), file=sys.stderr, flush=True)
-                self._states.remove(position)
-                continue
-            return state
-
-    async def _connect(self) -> Connection:
-        """Connect to the database, whatever its name is now.  Raises ConnectionFailure, PubsubError."""
-        conninfo = self._task.conninfo
-        async with await self._connect_to(conninfo) as connection:
-            name = await upstream.database_name(connection, self._task.database)
-        return await self._connect_to(format_conninfo({**parse_conninfo(conninfo), "dbname": name}))
-
-    async def _connect_to(self, conninfo: str) -> Connection:
-        connection = await Connection.connect(conninfo, application_name="walsender")
-        connection.answer_timeout = self._task.answer_timeout or None
-        return connection
-
-    async def _read_catalogs(self, redo: int) -> CatalogState:
-        """Read the catalogs from the server; begin anew if it restarts meanwhile."""
-        retry = Retry()
-        while True:
-            try:
-                connection = await self._connect()
-            except (ConnectionFailure, PublisherError) as error:
-                retry.judge(error)
-                await asyncio.sleep(RETRY_INTERVAL)
-                continue
-            async with connection:
-                source = SpoolSource(Spool(Path(self._task.spool), self._task.segment_size), self._tip)
-                self._sources.add(source)
-                try:
-                    server = await upstream.inspect(connection)
-                    if server.system_identifier != self._task.system_identifier:
-                        raise NotInPrerequisiteState("the upstream server is another one than before")
-                    if server.database != self._task.database:
-                        raise NotInPrerequisiteState("the database's name is another one's now")
-                    return await read_catalogs(connection, server, source, redo)
-                except (ConnectionFailure, PublisherError) as error:
-                    if not await is_lost(connection):
-                        raise
-                    retry.judge(error)
-                finally:
-                    self._sources.discard(source)
 
     # Work
 
@@ -434,7 +353,7 @@ class DecodingProcess:
         self._end_pass(one)
         if isinstance(error, CatalogDiverged):
             # What was saved is from the same source: the server starts another process, which reads the catalogs anew.
-            self._states.keep_before(0)
+            self._catalogs.forget()
             self._fail(error)
             return
         if one is self._base:
@@ -475,7 +394,7 @@ class DecodingProcess:
                 stream.subscriber.keep_alive(now)
             self._report(list(self._streams.values()))
             self._leave_passes()
-            await self._save()
+            await self._catalogs.save()
             if self._garbage:
                 # A pass has cycles, and its catalogs can be large.
                 self._garbage = False
@@ -534,36 +453,6 @@ class DecodingProcess:
                 self._starting.append((stream, stream.resumes_at))
                 stream.resumes_at = None
                 self._wanted.set()
-
-    # Catalogs on disk
-
-    def _take_catalogs(self, position: int) -> None:
-        """Take the catalogs at a list of running transactions, to be saved."""
-        base = self._base
-        now = time.monotonic()
-        if base is None or self._taken is not None or self._saving:
-            return
-        if now - self._saved_at < max(_SAVES, _SHARE * self._saving_took):
-            return
-        self._taken = self._states.take(base.decoder.tracker, position, base.state)
-        self._saving_took = time.monotonic() - now
-        self._saved_at = now
-
-    async def _save(self) -> None:
-        taken, self._taken = self._taken, None
-        if taken is None:
-            return
-        self._saving = True
-        try:
-            await asyncio.to_thread(self._write, taken)
-        except FileFailure as error:
-            print(error.report(), file=sys.stderr, flush=True)
-        finally:
-            self._saving = False
-
-    def _write(self, taken: Taken) -> None:
-        self._states.write(taken)
-        self._states.keep_from(self._needed, _THIN)
 
 
 def _near(streams: list[tuple[_Stream, int]]) -> list[list[tuple[_Stream, int]]]:

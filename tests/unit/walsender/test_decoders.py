@@ -16,12 +16,11 @@ from pubsub.errors import DataCorrupted
 from pubsub.forks.channel import Channel
 from pubsub.forks.processes import Processes
 from pubsub.protocol.output.styles import Styles
-from walsender.feed.archive import Archive
 from walsender.feed.feed import Feed
-from walsender.historic.state import CatalogState, CatalogStates, DatabaseFacts
-from walsender.historic.upstream import Builtins, SessionTexts, Upstream
+from walsender.historic.upstream import SessionTexts
 from walsender.server.decoders import Decoder, Decoders, Served
 from walsender.streaming import requests
+from walsender.streaming.catalogs import Catalogs
 from walsender.streaming.process import DecodingProcess
 from walsender.streaming.requests import StreamEnd, StreamRequest, Task
 from walsender.streaming.subscriber import STOPPED
@@ -29,14 +28,14 @@ from walsender.streaming.subscriber import STOPPED
 REASON = "WAL file is from different database system"
 
 
-class _Failing(DecodingProcess):
-    """A process that cannot read the catalogs."""
-
-    async def _catalogs(self, lsn: int, redo: int) -> Any:
-        raise DataCorrupted(REASON)
+async def _cannot_be_read(_catalogs: Catalogs, _lsn: int, _redo: int) -> Any:
+    raise DataCorrupted(REASON)
 
 
-async def test_a_stream_that_is_asked_for_meanwhile_is_told_the_reason(tmp_path: Path) -> None:
+async def test_a_stream_that_is_asked_for_meanwhile_is_told_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Catalogs, "before", _cannot_be_read)
     ours, theirs = socket.socketpair()
     received: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
     channel = Channel(ours, lambda kind, contents, _: received.put_nowait((kind, contents)), lambda: None)
@@ -47,7 +46,7 @@ async def test_a_stream_that_is_asked_for_meanwhile_is_told_the_reason(tmp_path:
     task = Task(
         "", 5, **directories, segment_size=1 << 24, system_identifier=1, work_mem=1, tip=0, redo=0, answer_timeout=0
     )
-    running = asyncio.create_task(_Failing(theirs).run())
+    running = asyncio.create_task(DecodingProcess(theirs).run())
     channel.send(requests.TASK, task.write())
     kind, contents = await asyncio.wait_for(received.get(), 60)
     assert (kind, json.loads(contents)["message"]) == (requests.FAILURE, REASON)
@@ -297,78 +296,6 @@ def test_catalogs_from_behind_the_wal_that_is_there_are_removed(tmp_path: Path) 
     assert [path.stem[-3:] for path in catalogs.iterdir()] == ["064"]
 
 
-@pytest.mark.parametrize(
-    ("lsn", "redo", "archive", "found"),
-    [
-        (1200, 1150, True, "read"),  # all that it needs is in the spool
-        (1200, 900, True, 800),
-        (1200, 900, False, "read"),  # raises there: that WAL is nowhere
-        (1200, 1200, True, 800),  # it is not known from which checkpoint on they could be read
-        (1700, 1150, True, 1600),
-        (700, 600, True, "read"),
-    ],
-)
-async def test_which_catalogs_a_pass_begins_with(
-    tmp_path: Path, lsn: int, redo: int, archive: bool, found: object
-) -> None:
-    """There are some at 800 and 1600; the spool begins at 1024."""
-
-    class Process(DecodingProcess):
-        async def _read_catalogs(self, redo: int) -> Any:
-            return "read"
-
-    class States:
-        positions = (800, 1600)
-
-        def newest_before(self, lsn: int) -> int | None:
-            return max((one for one in self.positions if one <= lsn), default=None)
-
-        def load(self, position: int) -> Any:
-            server = SimpleNamespace(system_identifier=1, database=5)
-            return SimpleNamespace(position=position, facts=SimpleNamespace(server=server))
-
-    (tmp_path / "0000000000000400").touch()
-    if archive:
-        Archive("/archive", None, 1024, 1, ((1, 1 << 62),)).save(tmp_path)
-    ours, theirs = socket.socketpair()
-    with ours:
-        process = Process(theirs)
-        process._task = cast(
-            Any, SimpleNamespace(spool=str(tmp_path), segment_size=1024, system_identifier=1, database=5)
-        )
-        process._states = cast(Any, States())
-        state: Any = await process._catalogs(lsn, redo)
-        assert getattr(state, "position", state) == found
-        process._channel.close()
-
-
-async def test_catalogs_of_another_database_are_not_used(tmp_path: Path) -> None:
-    """They may have been saved when two databases had swapped their names."""
-    server = Upstream(180000, 6, "UTF8", 1, 1024, True, True)
-    state = CatalogState(100, DatabaseFacts(server, Builtins({}, {}, frozenset())), [], {}, {}, [])
-    states = CatalogStates(tmp_path)
-    taken = states.take(state.tracker(lambda _: False), 100, state)
-    assert taken is not None
-    states.write(taken)
-
-    class Process(DecodingProcess):
-        async def _read_catalogs(self, redo: int) -> Any:
-            return "read"
-
-    ours, theirs = socket.socketpair()
-    with ours:
-        process = Process(theirs)
-        process._states = states
-        for oid in (6, 5):
-            process._task = cast(
-                Any, SimpleNamespace(spool=str(tmp_path), segment_size=1024, system_identifier=1, database=oid)
-            )
-            found: Any = await process._catalogs(200, 50)
-            assert getattr(found, "position", found) == (100 if oid == 6 else "read")
-        assert states.positions() == []
-        process._channel.close()
-
-
 @pytest.mark.parametrize("stays", [False, True])
 async def test_a_client_that_leaves_while_its_pass_is_prepared(stays: bool) -> None:
     """A pass that was made for it alone was never removed, and went on reading all that came."""
@@ -378,18 +305,19 @@ async def test_a_client_that_leaves_while_its_pass_is_prepared(stays: bool) -> N
         stream.wish = lambda start, stream=stream: (stream, start)
     made: list[list[Any]] = []
 
-    class Process(DecodingProcess):
-        async def _catalogs(self, lsn: int, redo: int) -> Any:
-            streams[0].subscriber.ending = "closed"
-            if not stays:
-                streams[1].subscriber.ending = "closed"
+    async def before(lsn: int, redo: int) -> None:
+        streams[0].subscriber.ending = "closed"
+        if not stays:
+            streams[1].subscriber.ending = "closed"
 
+    class Process(DecodingProcess):
         def _new_pass(self, state: Any, *, limited: bool = False) -> Any:
             return SimpleNamespace(add=made.append)
 
     ours, theirs = socket.socketpair()
     with ours:
         process = Process(theirs)
+        process._catalogs = cast(Any, SimpleNamespace(before=before))
         await process._begin_behind(cast(Any, [(stream, 7) for stream in streams]))
         assert made == ([[(streams[1], 7)]] if stays else [])
         process._channel.close()
