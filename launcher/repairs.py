@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +42,7 @@ from pubsub.delta import table as delta
 from pubsub.delta import versions
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.changeset import COUNT_COLUMN, Folded
+from pubsub.digest import sent_keys
 from pubsub.digest.source import SESSION, SourceTable
 from pubsub.digest.sums import Hashed, surplus
 from pubsub.digest.target import DeltaVersion
@@ -65,9 +65,9 @@ logger = structlog.get_logger()
 
 
 class RepairRequests(RequestTasks):
-    """The request "repair"; `tables` of its payload has, for each table, `relid` and the `file` of the keys that differ.
+    """The request "repair"; `tables` of its payload has, for each table, `relid` and the `keys` that differ (sent_keys).
 
-    A table without a key has `seed` and `null` of the hashes in the file instead.
+    A table without a key has hashes instead, with their `seed` and `null`.
     """
 
     def __init__(self, catalog: Catalog, engine: Engine, runners: Mapping[int, Runner]) -> None:
@@ -153,7 +153,7 @@ class _Repair:
             _require_same_columns(described, destination, relation, properties)
             if described.target.masks and not destination.table.key:
                 raise NotInPrerequisiteState("it has no key, and columns that are masked: RESYNC TABLE copies it anew")
-            keys = await asyncio.to_thread(_read, Path(wanted["file"]))
+            keys = await asyncio.to_thread(sent_keys.read, wanted["keys"])
             if destination.table.key:
                 folded = await self._under_keys(described, destination, keys)
             else:
@@ -283,8 +283,3 @@ def _require_same_columns(
         raise NotInPrerequisiteState("its option where was changed: RESYNC TABLE makes it hold")
     if described.target.key != destination.table.key:
         raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")
-
-
-def _read(path: Path) -> pa.Table:
-    with pa.OSFile(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from sqlalchemy import event
 
 import launcher.tenure
@@ -355,6 +356,10 @@ def test_two_nodes(tmp_path: Path, spark: Spark, location: str, databases: list[
             generation = other.relation("t").copy_generation
             other.alter("RESYNC TABLE t")
             other.until_copied("t", generation)
+            other.assert_equal("t")
+            DeltaTable(other.path("t")).delete("a % 2 = 0")
+            report = one.run(one._node.verify(other.name, repair=True))
+            assert [(table.outcome, table.repaired > 0) for table in report.tables] == [("equal", True)]
             other.assert_equal("t")
             own = next(replica for replica in replicas if replica.name in found["one"])
             two.execute(f"ALTER SUBSCRIPTION {own.name} DISABLE")

@@ -142,7 +142,7 @@ class Verification:
         def tell(relation: str) -> None:
             self._tell(Status("copies rows anew of", relation))
 
-        done = await Repair(self._subscription, self._home, self._ask, tell).run(broken)
+        done = await Repair(self._subscription, self._ask, tell).run(broken)
         report = replace(report, tables=tuple(done.noted(table) for table in report.tables))
         again = tuple(one.name for one in broken if one.relation not in done.refused)
         if not again:
