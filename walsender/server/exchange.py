@@ -300,7 +300,7 @@ class Exchange:
             if kind == b"S" and self.lent:
                 self._unreported[body.partition(b"\0")[0]] = m.message(kind, body)
             elif (ours is None or kind != b"N") and not self.lent:
-                self._client.write(m.message(kind, body))
+                self._say(m.message(kind, body))
         elif ours is not None and not m.is_fatal(kind, body):
             if kind != b"Z":
                 ours.append((kind, body))
@@ -313,13 +313,18 @@ class Exchange:
                 if self.lent:
                     self.last_words = m.message(kind, body)
             if (kind != b"Z" or question is None or question.collected is None) and not self.lent:
-                self._client.write(m.message(kind, body))
+                self._say(m.message(kind, body))
         if question is not None:
             self._ended(kind, body, question)
         elif kind == b"Z":
             self.status = body
         if self._client.transport.get_write_buffer_size() > PIECE:
             await self._client.drain()
+
+    def _say(self, message: bytes) -> None:
+        """Send the client a message; one that is gone is told nothing, which asyncio would log each time."""
+        if not self._client.is_closing():
+            self._client.write(message)
 
     def _ended(self, kind: bytes, body: bytes, question: _Question) -> None:
         """Note what a message says of the question that it answers, the first one."""

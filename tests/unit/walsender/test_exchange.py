@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -70,3 +71,24 @@ async def test_an_answer_to_a_question_in_a_client_s_words_is_bounded(monkeypatc
             assert (await exchange.ask("SELECT a"))[1] == [["x" * 40]]
             writer.close()
             await running
+
+
+async def test_a_client_that_is_gone_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio logged each row of the answer."""
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await m.read_message(reader)
+        writer.write(m.message(b"D", b"\0\0") * 30 + m.ready(b"I"))
+        await writer.drain()
+        writer.close()
+
+    async with exchange_with(accepted) as (exchange, _):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            _, client = await asyncio.open_unix_connection(sock=ours)
+            client.transport.abort()
+            exchange._client = client
+            await exchange.pass_on(b"Q", b"SELECT 1\0")
+            await exchange.run()
+    assert exchange.status == b"I"
+    assert caplog.records == []
