@@ -83,12 +83,15 @@ class Requests(Database):
     async def answer(
         self, request_id: int, error: PubsubError | str | None = None, result: dict[str, Any] | None = None
     ) -> bool:
-        """Answer a request; return False if it was withdrawn or already answered."""
+        """Answer a request, whose payload is forgotten; return False if it was withdrawn or already answered.
+
+        A command that was killed takes no answer: its request stays, and the payload may have keys of rows.
+        """
         async with self._write(bump=True) as connection:
             done = await connection.execute(
                 update(_T)
                 .where(_T.c.id == request_id, _T.c.answered.is_(False))
-                .values(answered=True, error=_error_json(error), result=result)
+                .values(answered=True, error=_error_json(error), result=result, payload={})
             )
             return done.rowcount == 1
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from catalog import schema
 from catalog.records import Request, Subscription
 from catalog.requests import RequestTimeoutError
 from catalog.store import Catalog
@@ -102,6 +104,15 @@ async def test_a_request_s_error_comes_back_whole(catalog: Catalog) -> None:
         await catalog.request("drop subscription", 1)
     await daemon
     assert caught.value.report(verbose=True) == error.report(verbose=True)
+
+
+async def test_what_a_killed_command_has_asked_for_is_not_kept(catalog: Catalog) -> None:
+    """It takes no answer, and its payload may have keys of rows."""
+    request_id = await catalog._ask("repair", 1, {"tables": [{"keys": "a secret"}]})
+    assert await catalog.answer(request_id)
+    async with catalog._read() as connection:
+        (row,) = await connection.execute(select(schema.request))
+    assert (row.id, row.answered, row.payload) == (request_id, True, {})
 
 
 async def test_a_request_that_is_given_up_is_withdrawn(catalog: Catalog) -> None:

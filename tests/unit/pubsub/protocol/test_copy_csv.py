@@ -46,7 +46,7 @@ def test_a_first_value_that_looks_like_a_byte_order_mark() -> None:
 def test_chunks_of_rows_and_no_rows() -> None:
     rows = [b"1,a\n2,", b"b\n"]
     assert parse_copy(rows, TWO).num_rows == 2
-    assert not rows  # so that nobody keeps a large one while it is parsed
+    assert not rows  # a large one is not kept while it is parsed
     assert parse_copy(b"", TWO).to_pylist() == []
     assert parse_copy([], TWO).schema == TWO
 
