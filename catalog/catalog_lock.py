@@ -51,7 +51,7 @@ _RESERVED: Final = _LOCK + 1
 _TRY: Final = f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK}, 'pubsub_node'::regclass::oid::int8::bit(32)::int4)"
 _RESERVE: Final = _TRY.replace(str(_LOCK), str(_RESERVED))
 _TRY_SHARED: Final = _TRY.replace("_lock(", "_lock_shared(")
-#: The keys of the daemons that share a catalog: the upper half as in catalog.pauses, and the lower one's highest bit set.
+#: The keys of the daemons that share a catalog: the upper half as in catalog.command_locks, and the lower one's highest bit set.
 MEMBER_KEY: Final = "('pubsub_node'::regclass::oid::int8 << 32 | 2147483648 | {})"
 _IS_HELD: Final = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_locks

@@ -33,6 +33,8 @@ async def streaming(
         await asyncio.sleep(_LOOK)
     raise NotInPrerequisiteState(
         "the subscription has no apply worker that runs",
-        detail="It is disabled." if runner is None else f"None has begun to stream within {_PATIENCE:.0f} s.",
+        detail="It is disabled, or a command has paused it."
+        if runner is None
+        else f"None has begun to stream within {_PATIENCE:.0f} s.",
         hint="pubsub status says why.",
     )

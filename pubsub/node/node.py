@@ -363,9 +363,7 @@ class Node:
         await self._check_worked_for(subscription)
         session = Session(self.settings, self.catalog, lambda _: None, self._wake_workers)
         bounds = Bounds.of(self.settings.verify)
-        verification = Verification(
-            self.catalog, self.home, subscription, bounds, session.ask_daemon, self._change_pins, tell
-        )
+        verification = Verification(self.catalog, subscription, bounds, session.ask_daemon, self._change_pins, tell)
         asked = Lsn.parse(at) if isinstance(at, str) else at
         return await verification.run(Wanted(tuple(tables), asked, sample, repair, show))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog.pauses import PauseLost
+from catalog.command_locks import LockLost
 from catalog.store import Catalog
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError
@@ -116,7 +116,7 @@ async def test_a_command_that_lost_its_lock_goes_no_further(
             async with asyncio.timeout(300):
                 await asyncio.Event().wait()
 
-    with pytest.raises(PauseLost, match="lost its lock"):
+    with pytest.raises(LockLost, match="lost its lock"):
         await resync()
     await losing[0]
     assert (await catalog.subscription(sub.oid)).paused == "ANOTHER"

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 
 from catalog import database
-from catalog.pauses import PauseLock, never_lost
+from catalog.command_locks import CommandLock, Purpose, never_lost
 from catalog.store import Catalog
 from tests.simulation import sessions
 from tests.simulation.life import Life
@@ -164,8 +164,9 @@ class SimulatedCatalog(Catalog):
                 _READ[key] = found
         return list(found) if isinstance(found, list) else found
 
-    async def _try_pause_lock(self, oid: int) -> PauseLock | None:
-        """As Pauses._try_pause_lock, without a session or a file: a process that dies gives its lock back."""
+    async def _try_command_lock(self, purpose: Purpose, oid: int) -> CommandLock | None:
+        """As CommandLocks._try_command_lock, without a session or a file: a process that dies gives its lock back."""
+        assert purpose == "pause"
         life, holders = self._life, self._store.pausing
         assert life is not None
         await life.step("the lock of a pause")
@@ -182,7 +183,7 @@ class SimulatedCatalog(Catalog):
             end()
 
         life.ends.append(end)
-        return PauseLock(unlock, never_lost)
+        return CommandLock(unlock, never_lost)
 
     async def _connect(self) -> Any:
         assert self._life is not None

@@ -9,15 +9,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -32,7 +29,7 @@ from pubsub.delta.table import application_id
 from pubsub.digest import source as digest_source
 from pubsub.digest.forms import RowForm
 from pubsub.digest.target import DeltaVersion
-from pubsub.errors import NotInPrerequisiteState, ObjectInUse, PubsubError
+from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.node import pinned_snapshots, snapshot
 from pubsub.node.verify.comparison import Comparer, Found, Pace, Progress
 from pubsub.node.verify.repair import POINT_SECONDS, Ask, Broken, Repair
@@ -103,7 +100,6 @@ class Verification:
     def __init__(
         self,
         catalog: Catalog,
-        home: Path,
         subscription: Subscription,
         bounds: Bounds,
         ask: Ask,
@@ -111,7 +107,6 @@ class Verification:
         tell: Callable[[Status], None],
     ) -> None:
         self._catalog = catalog
-        self._home = home
         self._subscription = subscription
         self._bounds = bounds
         self._ask = ask
@@ -124,7 +119,7 @@ class Verification:
         Raises UndefinedTable for a table that is not in the subscription; NotInPrerequisiteState if the subscription or its
         daemon does not run, or no table can be compared; ObjectInUse while another process verifies it; PubsubError.
         """
-        with _alone(self._home, self._subscription):
+        async with self._catalog.verifying(self._subscription.oid, self._subscription.name):
             await self._drop_pins()
             began = time.monotonic()
             report, broken = await self._compare(wanted)
@@ -468,20 +463,3 @@ def _session(conninfo: str, snapshot: str, cut: copy_out.Cut) -> psycopg.Connect
         connection.close()
         raise
     return connection
-
-
-@contextmanager
-def _alone(home: Path, subscription: Subscription) -> Iterator[None]:
-    """Be the only one to verify the subscription.  Raises ObjectInUse."""
-    path = home / f"verify-{subscription.oid}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ObjectInUse(
-                f'subscription "{subscription.name}" is being verified by another process', hint="Wait for its end."
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)

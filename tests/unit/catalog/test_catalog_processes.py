@@ -268,6 +268,23 @@ async def test_a_killed_command_s_pause_is_ended(catalog: Catalog, location: Pat
         pass
 
 
+async def test_one_at_a_time_verifies_a_subscription(catalog: Catalog, location: Path | str) -> None:
+    """From whichever home: what it leaves on the way, such as its pin, has one name a subscription."""
+    sub, neighbour = await catalog.create_subscription(new()), await catalog.create_subscription(new("other"))
+    async with await Catalog.open(location) as other:
+        async with catalog.verifying(sub.oid, sub.name):
+            with pytest.raises(ObjectInUse, match=f'"{sub.name}" is being verified by another process'):
+                async with other.verifying(sub.oid, sub.name):
+                    pass
+            async with other.verifying(neighbour.oid, neighbour.name), other.pause(sub.oid, "RESYNC"):
+                pass
+            with pytest.raises(ObjectInUse):
+                async with other.verifying(sub.oid, sub.name):
+                    pass
+        async with other.verifying(sub.oid, sub.name):
+            pass
+
+
 async def test_a_command_interrupted_while_its_pause_is_stored(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def test_a_subscription_that_is_disabled_is_refused_at_once() -> None:
         disabling = asyncio.create_task(disable())
         with pytest.raises(NotInPrerequisiteState) as failure:
             await streaming(runners, 1)
-        assert failure.value.detail == "It is disabled."
+        assert failure.value.detail == "It is disabled, or a command has paused it."
         await disabling
 
     run(ask())
