@@ -34,6 +34,7 @@ from pubsub.delta.spark.jvm_address import JvmAddress
 from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import PubsubError
 from pubsub.forks.channel import Channel
+from pubsub.logs import hear_libraries
 from pubsub.processor_time import spent
 from pubsub.settings import Settings
 from pubsub.stacks import tell_when_asked
@@ -150,6 +151,7 @@ def _tell_events(loop: asyncio.AbstractEventLoop, channel: Channel, level: int) 
         processors=[structlog.contextvars.merge_contextvars, structlog.processors.format_exc_info, tell],
         wrapper_class=structlog.make_filtering_bound_logger(level),
     )
+    hear_libraries()
 
 
 def _end_at_once() -> None:

@@ -25,6 +25,8 @@ _KEPT: Final = (
 )  # fmt: skip
 _LONGEST: Final = 500
 
+logger = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -115,6 +117,30 @@ def configure_unless_done() -> None:
     """
     if not structlog.is_configured():
         configure(logging.WARNING)
+
+
+def hear_libraries() -> None:
+    """Log what libraries say by the standard library's logging, warnings and errors, from now on.
+
+    Python would print it to standard error, plain lines between the log's.  For a process of ours only: in a program that
+    has us as a library this is the program's.
+    """
+    root = logging.getLogger()
+    if not any(isinstance(one, _OfLibraries) for one in root.handlers):
+        root.addHandler(_OfLibraries(logging.WARNING))
+
+
+class _OfLibraries(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            reason, _, detail = record.getMessage().partition("\n")
+            fields = {"library": record.name, "reason": reason, "detail": detail or None, "exc_info": record.exc_info}
+            if record.levelno >= logging.ERROR:
+                logger.error("a library has failed", **fields)
+            else:
+                logger.warning("a library warns", **fields)
+        except Exception:
+            self.handleError(record)
 
 
 class _Terminal:

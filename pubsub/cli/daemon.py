@@ -68,6 +68,7 @@ async def serve(common: Common, *, beside: Beside = Beside.NONE) -> int:
     """
     recent = logs.RecentEvents()
     logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose, recent=recent)
+    logs.hear_libraries()
     try:
         return await _serve(common, recent, beside)
     except PubsubError:

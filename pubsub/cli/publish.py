@@ -43,6 +43,7 @@ async def serve(common: Common, more: Mapping[str, Any], past: PastSlot | None =
     `more`: settings of the command line, see Settings.load.  `past`: a slot to make first.
     """
     logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose)
+    logs.hear_libraries()
     tell_when_asked(asyncio.get_running_loop())
     harden()
     settings = Settings.load(common.home, more)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import psycopg
 import pyarrow as pa
@@ -358,3 +358,39 @@ def test_the_text_of_a_client_s_statement_is_not_logged() -> None:
     program = f"from pubsub import logs; logs.configure(); from walsender.server import slot_sql; slot_sql.find({statement!r})"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+_LIBRARY: Final = """
+import asyncio, gc, logging
+from pubsub import logs
+
+async def fail():
+    raise ValueError("no such thing")
+
+async def main():
+    asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+
+logs.configure()
+logs.hear_libraries()
+logs.hear_libraries()
+asyncio.run(main())
+logging.getLogger("py4j.java_gateway").warning("%s\\n%s", "gone", "for good")
+logging.getLogger("py4j.java_gateway").info("Command to send")
+logging.getLogger("broken").warning("%d", "none")
+"""
+
+
+def test_what_libraries_log_is_an_event_of_the_log() -> None:
+    """Python's own handler printed it between the JSON lines; a record that cannot be rendered is Python's still."""
+    done = subprocess.run([sys.executable, "-c", _LIBRARY], capture_output=True, text=True, check=True)
+    first, second, *rest = done.stderr.splitlines()
+    failed, warned = json.loads(first), json.loads(second)
+    assert (failed["event"], failed["level"], failed["library"]) == ("a library has failed", "error", "asyncio")
+    assert failed["reason"] == "Task exception was never retrieved"
+    assert failed["exception"].endswith("ValueError: no such thing")
+    expected = ("a library warns", "warning", "py4j.java_gateway", "gone", "for good")
+    assert tuple(warned[name] for name in ("event", "level", "library", "reason", "detail")) == expected
+    assert rest[0] == "--- Logging error ---"
