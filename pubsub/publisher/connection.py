@@ -74,11 +74,19 @@ class Connection:
         self.port: Final = pgconn.port.decode()
 
     @classmethod
-    async def connect(cls, conninfo: str, *, replication: bool = False, application_name: str = "pubsub") -> Self:
+    async def connect(
+        cls,
+        conninfo: str,
+        *,
+        replication: bool = False,
+        application_name: str = "pubsub",
+        answer_timeout: float = 0,
+    ) -> Self:
         """Connect, and set the session's parameters.
 
         With `replication` the server side is a logical walsender of the database, which accepts replication commands,
         and SQL in the simple protocol.  `application_name` is used where the connection string names none.
+        `answer_timeout`: seconds that the server may take for an answer; 0: for ever.
 
         libpq's connect_timeout (seconds, for each host; 0: for ever) applies, and is a minute if it is not set.  Raises
         ConnectionFailure; PubsubError (42601) for an invalid connection string; PublisherError if the session's
@@ -98,7 +106,7 @@ class Connection:
         except BaseException:
             await connection.close()
             raise
-        connection.answer_timeout = None
+        connection.answer_timeout = answer_timeout or None
         return connection
 
     @property

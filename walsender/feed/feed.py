@@ -194,9 +194,9 @@ class Feed:
 
     async def connect(self, conninfo: str, *, replication: bool = False) -> Connection:
         """Connect to a server that is taken for lost when it does not answer for wal_receiver_timeout."""
-        connection = await Connection.connect(conninfo, replication=replication, application_name="walsender")
-        connection.answer_timeout = self.receiver_timeout or None
-        return connection
+        return await Connection.connect(
+            conninfo, replication=replication, application_name="walsender", answer_timeout=self.receiver_timeout
+        )
 
     def _name_archive(self) -> None:
         """Name the archive, with the timelines that are followed now, to all who read the spool."""

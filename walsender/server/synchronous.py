@@ -65,8 +65,9 @@ class SynchronousStandbys:
                     await self._soon.wait()
                     self._soon.clear()
                 try:
-                    async with await Connection.connect(self._conninfo, application_name="walsender") as connection:
-                        connection.answer_timeout = self._timeout or None
+                    async with await Connection.connect(
+                        self._conninfo, application_name="walsender", answer_timeout=self._timeout
+                    ) as connection:
                         await self._watch(connection)
                 except ConnectionFailure:
                     await asyncio.sleep(_LOOK)  # the feed says that the server cannot be reached
@@ -111,8 +112,9 @@ class SynchronousStandbys:
         """Report what the stream's client reports, until the connection breaks."""
         parameters = {**parse_conninfo(self._conninfo), "application_name": stream.application_name}
         try:
-            async with await Connection.connect(format_conninfo(parameters), replication=True) as connection:
-                connection.answer_timeout = self._timeout or None
+            async with await Connection.connect(
+                format_conninfo(parameters), replication=True, answer_timeout=self._timeout
+            ) as connection:
                 await self._report(connection, stream)
         except PubsubError as error:
             logger.warning(

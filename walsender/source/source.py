@@ -255,9 +255,9 @@ class WalSource:
             raise
 
     async def _connect(self) -> Connection:
-        connection = await Connection.connect(self._conninfo, replication=True, application_name="walsender")
-        connection.answer_timeout = self._timeout or None
-        return connection
+        return await Connection.connect(
+            self._conninfo, replication=True, application_name="walsender", answer_timeout=self._timeout
+        )
 
     async def keep_alive(self) -> None:
         """See Source.  A connection that is broken is left to `feed`."""

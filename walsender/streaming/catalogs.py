@@ -144,6 +144,6 @@ class Catalogs:
         return await self._connect_to(format_conninfo({**parse_conninfo(conninfo), "dbname": name}))
 
     async def _connect_to(self, conninfo: str) -> Connection:
-        connection = await Connection.connect(conninfo, application_name="walsender")
-        connection.answer_timeout = self._task.answer_timeout or None
-        return connection
+        return await Connection.connect(
+            conninfo, application_name="walsender", answer_timeout=self._task.answer_timeout
+        )
