@@ -200,7 +200,6 @@ class Holder(Database):
                 except self._lost:
                     await self._drop_session()
             self._session = await self._connect()
-            held = False
             try:
                 held = await self._try_catalog() and await self._try_own()
                 # Another daemon, if one ran meanwhile, has raised it.
@@ -211,9 +210,10 @@ class Holder(Database):
                         sqlstate="55006",
                         hint="The catalog's server lets go of it as soon as it finds that session's connection broken.",
                     )
-            finally:
-                if not held:
-                    await self._drop_session()
+            except BaseException:
+                # Also if the lock was free: another daemon has had it meanwhile, and the next one may.
+                await self._drop_session()
+                raise
 
     async def let_go(self) -> None:
         """Release the catalog: another process may become its daemon."""
@@ -242,10 +242,17 @@ class Holder(Database):
         try:
             async with self._answering():
                 connection = await engine.connect()
-                await connection.exec_driver_sql(_SESSION)
-                return connection
         except failures(self._engine) as error:
             raise typed(error) from error
+        try:
+            async with self._answering():
+                await connection.exec_driver_sql(_SESSION)
+        except BaseException as error:
+            await self._end_session(connection)
+            if isinstance(error, failures(self._engine)):
+                raise typed(error) from error
+            raise
+        return connection
 
     @property
     def _lost(self) -> tuple[type[Exception], ...]:

@@ -151,6 +151,9 @@ async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
                 await write
         assert [found.pid for found in (await catalog.state()).daemons] == [2]
         await other.let_go()
+        # The one that was superseded has kept no lock.
+        await other.hold(HOME, 3)
+        await other.let_go()
 
 
 class Proxy:
