@@ -123,8 +123,8 @@ class Session:
         self._turn = turn
         self.written = reader.position
         """LSN up to which everything is decoded and written."""
-        self.restarts = Restarts(decoder.restart_point)
-        source.flushed = decoder.restart_point
+        self.restarts = Restarts(decoder.restarts.point)
+        source.flushed = decoder.restarts.point
 
     @classmethod
     async def open(
@@ -247,7 +247,7 @@ class Session:
                 break
             if nothing_more:
                 idle()
-                restarts.note(reader.position, decoder.restart_point)
+                restarts.note(reader.position, decoder.restarts.point)
                 if restarts.moves and self._request.slot is not None:
                     self._source.flushed = restarts.kept(kept(reader.position))
             else:

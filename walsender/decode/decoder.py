@@ -16,9 +16,7 @@ One pass serves any number of outputs (output.py).  Those with the same rules sh
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
-from struct import Struct
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
@@ -26,10 +24,14 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from walsender.decode import changes as c
 from walsender.decode.accounting import CHANGE, INVALIDATION, XID, MemoryAccounting, snapshot_bytes
-from walsender.decode.assembly import HANDOVER_BYTES, Assembly, Changes, Rules
+from walsender.decode.assembly import HANDOVER_BYTES, Assembly, Rules
 from walsender.decode.heap import HeapDecoder
 from walsender.decode.output import Ending, Origin, Output
+from walsender.decode.record_kinds import irrelevant
 from walsender.decode.relations import Registry
+from walsender.decode.restart_points import RestartPoints
+from walsender.decode.sender import Sender, prepared_before
+from walsender.decode.sharing import Sharing
 from walsender.decode.snapbuild import SnapshotBuilder
 from walsender.decode.transactions import Part, Transactions, Txn
 from walsender.historic.tracker import CatalogTracker, ChangedKey
@@ -39,6 +41,7 @@ from walsender.plugins.plugin import SentTransaction
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr, WalFormat
+from walsender.xlog.message import parse_message
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import Record, parse_record
 from walsender.xlog.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts, precedes
@@ -46,18 +49,6 @@ from walsender.xlog.xact import XactEnd, parse_end, parse_prepare, parse_running
 _HEAP: Final = int(Rmgr.HEAP)
 _HEAP2: Final = int(Rmgr.HEAP2)
 _XACT: Final = int(Rmgr.XACT)
-_LOOKED_AT: Final = frozenset(
-    {Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.STANDBY, Rmgr.LOGICALMSG, Rmgr.HEAP, Rmgr.HEAP2}
-)
-# Kinds among these that are skipped as well: the first three unless every change is counted (accounting.py).
-_NOT_COUNTED: Final = frozenset(
-    {(Rmgr.XACT, f.XLOG_XACT_INVALIDATIONS), (Rmgr.HEAP2, f.XLOG_HEAP2_NEW_CID), (Rmgr.HEAP, f.XLOG_HEAP_LOCK)}
-)
-_NEVER: Final = frozenset({(Rmgr.SMGR, f.XLOG_SMGR_CREATE), (Rmgr.STANDBY, f.XLOG_STANDBY_LOCK)})
-
-_LISTS: Final = 1000
-"""How many lists of running transactions are kept while the record of their checkpoint has not come."""
-_MESSAGE: Final = Struct("<I?xxxQQ")
 
 
 class Decoder:
@@ -80,10 +71,7 @@ class Decoder:
         redo: int = 0,
     ) -> None:
         self.builder = SnapshotBuilder()
-        self.restart_point = redo
-        """Where another process must start reading to continue from here: the redo position of a checkpoint."""
-        self.restart_list = 0
-        """The same, for one that knows the catalogs there: the newest list of running transactions all of which have ended."""
+        self.restarts = RestartPoints(redo)
         self.on_list: Callable[[int], None] = lambda _: None
         """Called with the LSN of a list of running transactions, before it is read."""
         self._shutdown_at = 0  # LSN of the last checkpoint at which the server ended
@@ -91,16 +79,14 @@ class Decoder:
         """LSN of the last record with which anything was, or could have been, sent."""
         self.ahead: RolledBack | None = None
         """Knows how transactions in progress end, where the WAL of their ends is there already."""
-        self._older_lists: list[tuple[int, frozenset[int]]] = []
-        self._restarts: list[tuple[int, frozenset[int]]] = []
-        self._lists: list[tuple[int, frozenset[int]]] = []
         self.transactions = Transactions(self._parts, lambda part, other: part.assembly.join(part, other))
         self.tracker = tracker = make_tracker(self.transactions.by_xid.__contains__)
         self.registry = registry = Registry(tracker, encoding)
-        self.outputs: list[Output] = []
+        self._sender = Sender(self._start, self._origin)
+        self.sharing = Sharing(registry, self.transactions, self._make_assembly, self._adopt, self._here)
+        self.outputs = self.sharing.outputs
         self.position = 0
         """LSN of the last record."""
-        self._assemblies: list[Assembly] = []
         self._database = database
         self._format = wal_format
         self._make_buffer = make_buffer
@@ -113,7 +99,7 @@ class Decoder:
         # snapshots list them.
         self._committed: list[int] = []
         self._heap = HeapDecoder(database, tracker, registry, wal_format)
-        self._irrelevant = _irrelevant(counted=False)
+        self._irrelevant = irrelevant(counted=False)
         self._walk = Walk(
             database,
             self._irrelevant,
@@ -131,112 +117,29 @@ class Decoder:
 
     def add(self, output: Output) -> None:
         """Feed an output from here on: transactions that have not begun yet."""
-        since = self._here()
-        self.outputs.append(output)
-        self.registry.add(output, since)
-        assembly = self._open_assembly(output.rules.key)
-        if assembly is None:
-            assembly = self._assembly(output.rules)
-        assembly.outputs[output] = since
+        self.sharing.add(output)
         self._count()
         if self.builder.consistent:
             self._begin(output)
 
     def remove(self, output: Output) -> None:
         """Stop feeding an output, and leave its work undone."""
-        output.discard()
-        self.outputs.remove(output)
-        self.registry.remove(output, self._here())
-        for assembly in list(self._assemblies):
-            if assembly.outputs.pop(output, None) is not None and not assembly.outputs:
-                self._drop(assembly)
+        self.sharing.remove(output)
         self._count()
 
     def absorb(self, other: Decoder) -> None:
-        """Take over the outputs of another decoder, which has read as far as this one, to the byte.
-
-        What the other has assembled of transactions in progress comes with them.  Transactions that begin from now on are
-        assembled once for outputs with the same rules.
-        """
-        here = self._here()
-        self.registry.take_over(other.registry, here)
-        for txn in other.transactions.all():
-            own = self.transactions.by_xid.get(txn.xid) or self.transactions.begin(txn.xid, txn.first_lsn)
-            for xid in txn.subxids:
-                if xid in txn.xids:
-                    self.transactions.assign(txn.xid, xid, txn.first_lsn)
-            own.has_base |= txn.has_base
-            own.messages |= txn.messages
-            own.aborted |= txn.aborted
-            if own.cache is None and txn.cache is not None:
-                own.cache = {}
-            for part in txn.parts:
-                part.txn = own
-                own.parts.append(part)
-        for txn in self.transactions.all():
-            if txn.cache:
-                self.registry.retire(txn.cache, here)
-                txn.cache = {}
-        for assembly in other._assemblies:
-            if assembly.memory is not None:
-                assembly.memory.move(self._may_stream(assembly), self._goes_on, self._stream)
-            self._assemblies.append(assembly)
-            # All of them or none: an output in two open assemblies would be sent everything twice.
-            if not assembly.closed and all(output.start <= here for output in assembly.outputs):
-                for output in list(assembly.outputs):
-                    self._settle(output, assembly, here)
-        for output in other.outputs:
-            # Generations are counted by each tracker.
-            output.plugin.forget(definitions=False)
-        self.outputs += other.outputs
-        other.outputs = []
+        """Take over the outputs of another decoder, which has read as far as this one, to the byte (Sharing.absorb)."""
+        self.sharing.absorb(other.sharing)
         self._count()
 
-    def fold(self, output: Output, other: Output) -> bool:
-        """Return whether `other` sends the same as `output` from now on, and may be removed."""
-        if (
-            output.alike is None
-            or output.alike != other.alike
-            or output.waits
-            or other.waits
-            or output.joining
-            or other.joining
-            or max(output.start, other.start) > self._here()
-        ):
-            return False
-        together = [one for one in self._assemblies if output in one.outputs or other in one.outputs]
-        if len(together) != 1 or {output, other} - together[0].outputs.keys():
-            return False
-        since = max(together[0].outputs[output], together[0].outputs[other])
-        return all(txn.first_lsn >= since for txn in self.transactions.all())
-
-    def is_between(self, output: Output) -> bool:
-        """Return whether the output has sent all of each transaction of which it has sent anything."""
-        return not output.waits and not any(
-            part.streamed for one in self._assemblies if output in one.outputs for part in one.parts
-        )
-
-    def _settle(self, output: Output, assembly: Assembly, here: int) -> None:
-        """Have transactions that begin from here on come from the assembly that all outputs with the same rules share."""
-        key = output.rules.settled
-        shared = self._open_assembly(key)
-        if shared is assembly:
-            return
-        if shared is None:
-            assembly.rules = replace(assembly.rules, key=key)
-            return
-        shared.outputs[output] = here
-        if all(one in shared.outputs for one in assembly.outputs):
-            assembly.closed = True
+    def _parts(self, txn: Txn) -> list[Part]:
+        return self.sharing.parts(txn)
 
     def _here(self) -> int:
         """Return an LSN from which on transactions have not begun."""
         return self._reader.position if self._reader is not None else 0
 
-    def _open_assembly(self, key: Hashable) -> Assembly | None:
-        return next((one for one in self._assemblies if one.rules.key == key and not one.closed), None)
-
-    def _assembly(self, rules: Rules) -> Assembly:
+    def _make_assembly(self, rules: Rules) -> Assembly:
         small = self._work_mem // 4
         assembly = Assembly(rules, self._make_buffer(self._work_mem - small), small)
         if rules.streaming:
@@ -245,11 +148,14 @@ class Decoder:
                 needs_streamable=self._format.version >= 16,
                 may_stream=self._may_stream(assembly),
                 goes_on=self._goes_on,
-                stream=self._stream,
+                stream=self._sender.stream,
             )
             assembly.memory.on_exceeded = assembly.count_exceeded
-        self._assemblies.append(assembly)
         return assembly
+
+    def _adopt(self, assembly: Assembly) -> None:
+        if assembly.memory is not None:
+            assembly.memory.move(self._may_stream(assembly), self._goes_on, self._sender.stream)
 
     def _may_stream(self, assembly: Assembly) -> Callable[[], bool]:
         return lambda: not any(self._needs_skip(one, self._lsn) for one in assembly.outputs)
@@ -264,21 +170,12 @@ class Decoder:
             return True
         return self.ahead.rolled_back(txn.catalog_xids & txn.xids, self._here()) is False
 
-    def _drop(self, assembly: Assembly) -> None:
-        self._assemblies.remove(assembly)
-        for txn in {part.txn for part in assembly.parts}:
-            txn.parts = [part for part in txn.parts if part.assembly is not assembly]
-        assembly.close()
-
     def _count(self) -> None:
         """Have the walk leave what must be counted, if anything is."""
-        counted = any(assembly.memory is not None for assembly in self._assemblies)
-        self._irrelevant = self._walk.irrelevant = _irrelevant(counted=counted)
+        counted = any(assembly.memory is not None for assembly in self.sharing.assemblies)
+        self._irrelevant = self._walk.irrelevant = irrelevant(counted=counted)
         # When every change is counted, all rows take the general path.
         self._walk.rows = not counted
-
-    def _parts(self, txn: Txn) -> list[Part]:
-        return [assembly.add(txn) for assembly in self._assemblies if not assembly.closed]
 
     def run(self, reader: WalReader, end: int = 0) -> bool:
         """Decode the records that `reader` holds and that start before `end` (0: no end).
@@ -308,10 +205,10 @@ class Decoder:
             raise
         finally:
             self.position = lsn
-            for assembly in self._assemblies:
+            for assembly in self.sharing.assemblies:
                 assembly.held += self._walk.held
             self._walk.held = 0
-        for assembly in self._assemblies:
+        for assembly in self.sharing.assemblies:
             assembly.relieve()
         return False
 
@@ -356,9 +253,7 @@ class Decoder:
             self.builder.shutdown(record.lsn, self.tracker.prepared)
             self._announce()
         elif kind == f.XLOG_CHECKPOINT_ONLINE:
-            redo = int.from_bytes(record.main[:8], "little")
-            self._lists = [one for one in self._lists if one[0] >= redo]
-            self._restarts += [(redo, xids) for _, xids in self._lists[:1]]
+            self.restarts.checkpoint(int.from_bytes(record.main[:8], "little"))
         elif kind == f.XLOG_PARAMETER_CHANGE:
             level = int.from_bytes(record.main[20:24], "little")
             if len(record.main) >= 24 and level < f.WAL_LEVEL_LOGICAL:
@@ -387,7 +282,7 @@ class Decoder:
                 hint="Set wal_level = logical there: it does not depend on slots.",
                 context=f"WAL position {Lsn(record.lsn)}",
             )
-        restarted = self._shutdown_at > max(self.ended_at, self._lists[-1][0] if self._lists else 0)
+        restarted = self._shutdown_at > max(self.ended_at, self.restarts.last_list)
         if restarted and not self.transactions.by_xid:
             # No transaction can have begun before.
             return
@@ -408,7 +303,7 @@ class Decoder:
         self.tracker.running(running)
         self.builder.running(record.lsn, running)
         self._announce()
-        self._remember(record.lsn, frozenset(running.xids))
+        self.restarts.listed(record.lsn, frozenset(running.xids))
         oldest = running.oldest_running
         self._committed = [xid for xid in self._committed if not precedes(xid, oldest)]
         for txn in self.transactions.all():
@@ -417,20 +312,6 @@ class Decoder:
                 self._abort(txn, record.lsn)
         if not any(output.waits for output in self.outputs):
             self.registry.release(self.transactions.oldest_lsn() or record.lsn)
-
-    def _remember(self, lsn: int, running: frozenset[int]) -> None:
-        """Move `restart_point` to the newest checkpoint whose running transactions have all ended (startpoint.py)."""
-        self._lists = [*self._lists[-_LISTS:], (lsn, running)]
-        older = [*self._older_lists[-_LISTS:], (lsn, running)]
-        ended = [number for number, (_, xids) in enumerate(older) if not xids or not xids & running]
-        if ended:
-            self.restart_list = older[ended[-1]][0]
-            del older[: ended[-1]]
-        self._older_lists = older
-        serve = [number for number, (_, xids) in enumerate(self._restarts) if not xids & running]
-        if serve:
-            self.restart_point = self._restarts[serve[-1]][0]
-            del self._restarts[: serve[-1]]
 
     def _announce(self) -> None:
         if self.builder.consistent and not self._announced:
@@ -507,7 +388,7 @@ class Decoder:
             if to:
                 if ending is None:
                     ending = self._ending(record, end)
-                self._send(part, to, ending, end)
+                self._sender.commit(part, to, ending, end)
         if txn is None and not other:
             self._commit_unknown(xid, end, record)
         if txn is not None:
@@ -517,29 +398,6 @@ class Decoder:
         self.builder.ended(lsn, (xid, *end.subxids))
         self._announce()
 
-    def _send(self, part: Part, to: list[Output], ending: Ending, end: XactEnd) -> None:
-        """Send a transaction that has committed to the outputs `to`."""
-        txn, assembly = part.txn, part.assembly
-        for output in to:
-            if not output.started:
-                self._start(output)
-        if end.twophase_xid and assembly.rules.prepares(end.gid):
-            for output in to:
-                if not part.two_phase:
-                    output.fail(_prepared_before(txn.xid, ending.final_lsn))
-            if part.two_phase and txn.has_base:
-                self._finish_prepared(part, to, ending, commit=True)
-        elif txn.has_base or end.invalidations:
-            # A transaction that only invalidates caches has changed the catalogs, too (SnapBuildCommitTxn).
-            if part.streamed:
-                self._stream_rest(part)
-                for output in to:
-                    output.stream_commit(part, ending)
-            else:
-                changes = assembly.take(part, set(to))
-                for output in to:
-                    output.send(part, ending, changes)
-
     def _commit_unknown(self, xid: int, end: XactEnd, record: Record) -> None:
         """Refuse the commit of a transaction that had begun before the WAL that was read, if it was to be sent."""
         for output in list(self.outputs):
@@ -548,7 +406,7 @@ class Decoder:
             if not self._needs_skip(output, record.lsn):
                 self._start(output)
                 if end.twophase_xid:
-                    output.fail(_prepared_before(xid, record.lsn))
+                    output.fail(prepared_before(xid, record.lsn))
             elif record.lsn >= output.wanted and end.database == self._database:
                 self._refuse_missed(output, xid, None, record.lsn)
 
@@ -569,7 +427,7 @@ class Decoder:
 
     def _distribute(self, txn: Txn, xid: int, end: XactEnd, lsn: int) -> None:
         """Count what a commit that changed the catalog adds to all transactions."""
-        assemblies = [one for one in self._assemblies if one.memory is not None]
+        assemblies = [one for one in self.sharing.assemblies if one.memory is not None]
         if not assemblies:
             return
         self._committed += [one for one in (xid, *end.subxids) if one in txn.catalog_xids or one == xid]
@@ -586,23 +444,6 @@ class Decoder:
         rows = self.tracker.all("pg_replication_origin", frozenset())
         row = next((r for r in rows if r.number("roident") == number), None)
         return Origin(number, row.text("roname") if row is not None else None, lsn)
-
-    def _stream(self, part: Part) -> None:
-        """Send what a transaction in progress has changed so far (ReorderBufferStreamTXN)."""
-        assembly = part.assembly
-        account = assembly.memory.account(part)
-        outputs = assembly.outputs_of(part.txn)
-        changes = assembly.take(part, set(outputs))
-        origin = self._origin(account.first_origin)
-        for output in outputs:
-            output.stream(part, account.first_lsn, account.last_lsn, origin, changes)
-        part.streamed = True
-
-    def _stream_rest(self, part: Part) -> None:
-        memory = part.assembly.memory
-        if memory.account(part).first_lsn:
-            self._stream(part)
-            memory.sent(part)
 
     def _prepare(self, record: Record) -> None:
         """Keep what a PREPARE records for the transaction's end; send the transaction now unless it is skipped.
@@ -643,35 +484,13 @@ class Decoder:
             ):
                 for output in outputs:
                     output.prepare(part, ending, None)
-            elif part.streamed:
-                if not gone:
-                    self._stream_rest(part)
-                for output in to:
-                    output.stream_prepare(part, ending)
             else:
-                changes = Changes((), set(to), 0) if gone else assembly.take(part, set(to))
-                for output in to:
-                    output.prepare(part, ending, changes)
+                self._sender.prepare(part, to, ending, gone=gone)
             if gone:
                 assembly.take(part, set())
             if assembly.memory is not None:
                 # It is sent, or was before, or will be at its end: its changes must not be streamed meanwhile.
                 assembly.memory.prepared(part)
-
-    def _finish_prepared(self, part: Part, to: list[Output], ending: Ending, *, commit: bool) -> None:
-        """Send COMMIT PREPARED or ROLLBACK PREPARED of a transaction with changes (ReorderBufferFinishPrepared).
-
-        A server sends it for transactions without changes, too, whose PREPARE it has not sent.
-        """
-        late = [output for output in to if commit and part.prepared_at < self._two_phase_at(output)]
-        # They were not sent it at its PREPARE: the prepared transaction is sent now.
-        changes = part.assembly.take(part, set(late)) if late else None
-        for output in to:
-            output.finish_prepared(part, ending, changes if output in late else None, commit=commit)
-
-    @staticmethod
-    def _two_phase_at(output: Output) -> int:
-        return output.start if output.two_phase_at is None else output.two_phase_at
 
     def _rollback(self, record: Record, end: XactEnd) -> None:
         xid, lsn = end.twophase_xid or record.xid, record.lsn
@@ -679,13 +498,13 @@ class Decoder:
         txn = self.transactions.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
         other = end.database != 0 and end.database != self._database
-        for assembly in self._assemblies:
+        for assembly in self.sharing.assemblies:
             rules = assembly.rules
             if end.twophase_xid and rules.prepares(end.gid) and not other and not rules.skips_origin(record.origin):
                 part = _part_of(txn, assembly)
                 if txn is not None and part is not None and part.two_phase and txn.has_base:
                     to = [output for output in assembly.outputs_of(txn) if not self._needs_skip(output, lsn)]
-                    self._finish_prepared(part, to, self._ending(record, end), commit=False)
+                    self._sender.finish_prepared(part, to, self._ending(record, end), commit=False)
             elif assembly.memory is not None:
                 # Look up each one: a subtransaction that wrote nothing is unknown, but those inside it may be known.
                 for one in (*end.subxids, xid):
@@ -726,7 +545,7 @@ class Decoder:
             if part.assembly.memory is not None:
                 part.assembly.memory.forget(part)
             if part.assembly.closed and not part.assembly.parts:
-                self._drop(part.assembly)
+                self.sharing.drop(part.assembly)
                 self._count()
         if txn.cache is not None:
             self.registry.retire(txn.cache, lsn)
@@ -741,16 +560,12 @@ class Decoder:
 
     def _logical_message(self, record: Record) -> None:
         """Queue a transactional message, send another one at once (decode.c: logicalmsg_decode)."""
-        database, transactional, prefix_size, size = _MESSAGE.unpack_from(record.main)
-        if database != self._database:
+        message = parse_message(record)
+        if message.database != self._database:
             return
-        start = _MESSAGE.size
-        prefix = record.main[start : start + max(prefix_size - 1, 0)]
-        content = record.main[start + prefix_size : start + prefix_size + size]
-        if len(content) != size:
-            raise WalCorrupted("a logical message is too short", record.lsn)
+        prefix, content = message.prefix, message.content
         txn = self.transactions.by_xid.get(record.xid)
-        if transactional:
+        if message.transactional:
             if txn is None:
                 raise WalCorrupted("a transactional message belongs to no transaction", record.lsn)
             parts = [part for part in txn.parts if not part.assembly.rules.skips_origin(record.origin)]
@@ -781,22 +596,3 @@ class RolledBack(Protocol):
 
 def _part_of(txn: Txn | None, assembly: Assembly) -> Part | None:
     return None if txn is None else next((part for part in txn.parts if part.assembly is assembly), None)
-
-
-def _prepared_before(xid: int, lsn: int) -> NotInPrerequisiteState:
-    return NotInPrerequisiteState(
-        f"transaction {xid} was prepared before the decoding began, and is committed now",
-        hint="Begin further back, or after it.",
-        context=f"WAL position {Lsn(lsn)}",
-    )
-
-
-def _irrelevant(*, counted: bool) -> bytes:
-    """Build the table of record kinds to skip (walk.py).  `counted`: a server's memory is counted (accounting.py)."""
-    kinds = bytearray(4096)
-    for rmgr in range(256):
-        for upper in range(16):
-            kind = (rmgr, upper << 4)
-            if rmgr not in _LOOKED_AT or kind in _NEVER or (kind in _NOT_COUNTED and not counted):
-                kinds[rmgr << 4 | upper] = 1
-    return bytes(kinds)

@@ -104,7 +104,7 @@ class _Rows:
         if position != self.position and 0 < self._limit <= self._count:
             raise _EnoughError
         if position != self.position:
-            self.position, self.restart = position, self.session.decoder.restart_list
+            self.position, self.restart = position, self.session.decoder.restarts.known
         self._count += 1
         self._held.append(data)
         if lsn:
@@ -174,7 +174,7 @@ async def _decode(
     position = restart = 0
     try:
         await session.run()
-        position, restart = task.end, session.decoder.restart_list
+        position, restart = task.end, session.decoder.restarts.known
     except _EnoughError:
         # It was decoded on to the next row.
         position, restart = rows.position, rows.restart

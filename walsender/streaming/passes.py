@@ -5,7 +5,7 @@
                                 └─► output ─► fanout ───► subscriber
 
 A stream that is behind the others has a pass of its own, which reads as fast as its client takes what comes.  When that
-pass has reached the end of the WAL, another pass that is there takes its streams over (decoder.py: absorb).
+pass has reached the end of the WAL, another pass that is there takes its streams over (sharing.py: absorb).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Pass:
     def leaves_off(self, subscriber: Subscriber) -> bool:
         """Return whether a stream could end here, and go on in another pass."""
         output = next((one for one, fanout in self._fanouts.items() if subscriber in fanout.subscribers), None)
-        return output is not None and self.decoder.is_between(output)
+        return output is not None and self.decoder.sharing.is_between(output)
 
     def absorb(self, other: Pass) -> None:
         """Take over the streams of a pass that has read as far as this one."""
@@ -204,7 +204,7 @@ class Pass:
             for other in outputs[number + 1 :]:
                 if output.alike != other.alike or other not in self._fanouts or output not in self._fanouts:
                     continue
-                if self.decoder.fold(output, other):
+                if self.decoder.sharing.fold(output, other):
                     self.count()
                     output.plugin.forget(definitions=True)
                     self._fanouts[output].subscribers += self._fanouts.pop(other).subscribers
@@ -235,7 +235,7 @@ class Pass:
                 output.join(self.position)
                 for subscriber in fanout.subscribers:
                     subscriber.reached(self.position)
-        restart = self.decoder.restart_list
+        restart = self.decoder.restarts.known
         if restart and (not self.restarts or self.restarts[-1][1] != restart):
             self.restarts.append((self.position, restart))
         if not more:

@@ -72,7 +72,7 @@ class Source:
 
     async def feed(self, _reader: object) -> AsyncGenerator[bool, None]:
         for restart in (10, 20, 30):
-            self._decoder.restart_point = restart
+            self._decoder.restarts.point = restart
             yield True
             self.seen.append(self.flushed)
 
@@ -95,7 +95,7 @@ def test_a_slot_moves_after_the_output_is_durable(
 
     output: Any = SimpleNamespace(proceed=iter([False, False, True, True, True]).__next__)
     builder = SimpleNamespace(consistent=True)
-    decoder: Any = SimpleNamespace(outputs=[output], restart_point=5, builder=builder)
+    decoder: Any = SimpleNamespace(outputs=[output], restarts=SimpleNamespace(point=5), builder=builder)
     reader: Any = SimpleNamespace(position=100, geometry=SimpleNamespace(to_byte_position=int))
     source: Any = Source(decoder)
     turn: Any = SimpleNamespace(begin=lambda: None)
