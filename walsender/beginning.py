@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.publisher.connection import Connection
 from walsender.historic import upstream
@@ -53,11 +54,13 @@ async def read_catalogs(
 
     try:
         await look()
+        await faults.reached("catalogs being read")
         for file in files:
             block = 0
             async for pages in upstream.read_file(connection, file.path):
                 block = bootstrap.take(file, block, pages)
                 await source.keep_alive()
+        await faults.reached("catalogs read")
         while True:
             unknown = bootstrap.undecided() - status.keys()
             if unknown:

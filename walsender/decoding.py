@@ -153,6 +153,7 @@ class Session:
                     # The session still works: the error is final, such as a replication connection that is refused.
                     if not await is_lost(connection):
                         raise
+                    retry.connected()
                     retry.judge(error)
             connection = await retry.connect(request.conninfo)
 

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from pubsub.protocol.lsn import Lsn
+from pubsub.testing.fault_points import Faults
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support import walsender_workload as workload
-from tests.support.replica import PATIENCE, wait_until
+from tests.support.replica import PATIENCE
 from tests.support.walsender_compare import differences
 from tests.support.walsender_decodings import Decoding, create_slot, flush_lsn, slot_changes
 
@@ -264,22 +265,23 @@ def test_spill_files_of_a_killed_decoder_are_removed_by_the_next(
     assert list(tmp_path.glob("walsender-spill-*")) == []
 
 
-def test_sessions_that_end_while_the_catalogs_are_read() -> None:
+def test_sessions_that_end_while_the_catalogs_are_read(fault: Faults) -> None:
     """Reading begins anew if an administrator or a restart ends the session; a refused connection is reported."""
     with EmbeddedPostgres("18", settings={"autovacuum": "off", "max_wal_senders": 1}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
-        busy = (
-            "FROM pg_stat_activity WHERE application_name = 'walsender' AND backend_type = 'client backend' "
-            "AND query NOT IN ('', 'SELECT') AND query NOT LIKE '%set_config%'"
-        )
-        with Decoding(server, "postgres") as decoding, server.connect() as connection:
-            for _ in range(2):
-                wait_until(
-                    lambda: connection.execute(f"SELECT pg_terminate_backend(pid) {busy}".encode()).fetchall(),
-                    "it reads",
-                )
-            wait_until(lambda: connection.execute(f"SELECT 1 {busy}".encode()).fetchall(), "it reads again")
-            server.restart()
+        sessions = "FROM pg_stat_activity WHERE application_name = 'walsender' AND backend_type = 'client backend'"
+        begun, read = "catalogs being read", "catalogs read"
+        fault.arm(begun)
+        with Decoding(server, "postgres") as decoding:
+            for here, further in ((begun, read), (read, begun)):
+                fault.wait(here)
+                fault.arm(further)
+                assert server.query(f"SELECT pg_terminate_backend(pid, 60000) {sessions}") == [(True,)]
+                fault.release(here)
+            fault.wait(begun)
+            # In order it would wait for the walsender, whose client is held.
+            server.restart("immediate")
+            fault.release(begun)
             decoding.wait_consistent()
             server.execute("INSERT INTO t VALUES (1)")
             decoding.wait_for(flush_lsn(server))

@@ -132,6 +132,7 @@ class Catalogs:
                 except (ConnectionFailure, PublisherError) as error:
                     if not await is_lost(connection):
                         raise
+                    retry.connected()
                     retry.judge(error)
                 finally:
                     self._sources.discard(source)
