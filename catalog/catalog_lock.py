@@ -26,7 +26,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -240,19 +240,14 @@ class Holder(Database):
         )
         event.listen(engine.sync_engine, "connect", keep_alive)
         try:
-            async with self._answering():
+            async with self._answering(), AsyncExitStack() as unfinished:
                 connection = await engine.connect()
+                unfinished.push_async_callback(self._end_session, connection)
+                await connection.exec_driver_sql(_SESSION)
+                unfinished.pop_all()
+                return connection
         except failures(self._engine) as error:
             raise typed(error) from error
-        try:
-            async with self._answering():
-                await connection.exec_driver_sql(_SESSION)
-        except BaseException as error:
-            await self._end_session(connection)
-            if isinstance(error, failures(self._engine)):
-                raise typed(error) from error
-            raise
-        return connection
 
     @property
     def _lost(self) -> tuple[type[Exception], ...]:

@@ -34,7 +34,7 @@ from walsender.plugins.pgoutput import PgoutputOptions
 from walsender.plugins.plugin import Write
 from walsender.plugins.publication import Warn, missing_publication
 from walsender.source.restored import RestoredSegments
-from walsender.source.retry import Retry, is_lost
+from walsender.source.retry import Retry
 from walsender.source.segments import SegmentDirectory
 from walsender.source.source import Source, WalSource
 from walsender.source.stream import RECEIVER_TIMEOUT
@@ -150,11 +150,8 @@ class Session:
                 try:
                     return await cls._open(connection, request, write, on_consistent, on_warning)
                 except (ConnectionFailure, PublisherError) as error:
-                    # The session still works: the error is final, such as a replication connection that is refused.
-                    if not await is_lost(connection):
-                        raise
-                    retry.connected()
-                    retry.judge(error)
+                    # If the session still works it is final, such as a replication connection that is refused.
+                    await retry.judge_session(error, connection)
             connection = await retry.connect(request.conninfo)
 
     @classmethod

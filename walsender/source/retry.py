@@ -39,6 +39,13 @@ class Retry:
         if not passes or time.monotonic() > self._deadline:
             raise error
 
+    async def judge_session(self, error: ConnectionFailure | PublisherError, connection: Connection) -> None:
+        """Judge an error of a session that worked until now: it is final unless that is gone, and then the time begins anew."""
+        if not await _is_lost(connection):
+            raise error
+        self.connected()
+        self.judge(error)
+
     async def connect(self, conninfo: str) -> Connection:
         """Connect for SQL, trying again as long as `judge` allows.  Raises ConnectionFailure, PublisherError."""
         while True:
@@ -49,7 +56,7 @@ class Retry:
                 self.judge(error)
 
 
-async def is_lost(connection: Connection) -> bool:
+async def _is_lost(connection: Connection) -> bool:
     """Return whether the server is gone or has ended the session."""
     try:
         await connection.query("SELECT")

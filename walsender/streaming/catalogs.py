@@ -17,7 +17,7 @@ from walsender.feed.archive import Archive
 from walsender.feed.spool import Spool
 from walsender.historic import upstream
 from walsender.historic.state import CatalogState, CatalogStates, Taken
-from walsender.source.retry import RETRY_INTERVAL, Retry, is_lost
+from walsender.source.retry import RETRY_INTERVAL, Retry
 from walsender.streaming.passes import Pass
 from walsender.streaming.requests import Task
 from walsender.streaming.spool_source import SpoolSource
@@ -130,10 +130,7 @@ class Catalogs:
                         raise NotInPrerequisiteState("the database's name is another one's now")
                     return await read_catalogs(connection, server, source, redo)
                 except (ConnectionFailure, PublisherError) as error:
-                    if not await is_lost(connection):
-                        raise
-                    retry.connected()
-                    retry.judge(error)
+                    await retry.judge_session(error, connection)
                 finally:
                     self._sources.discard(source)
 

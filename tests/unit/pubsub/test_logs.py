@@ -368,9 +368,7 @@ async def fail():
     raise ValueError("no such thing")
 
 async def main():
-    asyncio.create_task(fail())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await asyncio.wait([asyncio.create_task(fail())])
     gc.collect()
 
 logs.configure()
