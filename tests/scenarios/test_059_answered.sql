@@ -237,6 +237,11 @@ SELECT inet '10.0.0.1/32', inet '::1', inet '::ffff:1.2.3.4', inet '::1.2.3.4', 
 SELECT inet '010.1.2.3'
 SELECT id FROM kept WHERE c = '10.0.0.1/8'
 SELECT id FROM kept WHERE l <> '0/0' ORDER BY 1
+SELECT id FROM kept WHERE l <> '1/0' ORDER BY 1
+SELECT id FROM kept WHERE l IN ('0/016B3748', '00000001/00') ORDER BY 1
+SELECT a.id FROM kept a JOIN kept b ON a.l = b.l ORDER BY 1
+SELECT id FROM kept WHERE l IS DISTINCT FROM '1/0' ORDER BY 1
+SELECT l, l::text FROM kept ORDER BY id
 SELECT id FROM kept WHERE i <> '10.0.0.1' ORDER BY 1
 SELECT id FROM kept WHERE t BETWEEN '9:30' AND '10:00' ORDER BY 1
 SELECT CASE t WHEN '10:00' THEN 1 ELSE 2 END FROM kept ORDER BY id
