@@ -286,6 +286,7 @@ class Bench:
                 self._settle()
                 # The index is made meanwhile, some million rows a second.
                 making = self._plan.lag_seconds * max(1, rows // _ROWS_INDEXED)
+                lags: tuple[float, ...] = ()
                 for seconds in (making, self._plan.lag_seconds):
                     before = sum(self._ours.cpu().values())
                     with data.running(self._publisher, seconds) as load:
